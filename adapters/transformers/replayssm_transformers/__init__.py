@@ -1,0 +1,1 @@
+"""ReplaySSM in Hugging Face transformers: the embedded engine."""

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The README's second line in a fresh environment, then the static checks.
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+fresh_venv tests
+pip install --quiet --disable-pip-version-check -e '.[test]'
+pytest "$@"
+ruff check .
+ruff format --check .
+mypy
+lint-imports

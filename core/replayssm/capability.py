@@ -1,0 +1,111 @@
+"""What is served, in one table: checks at run time and the documentation page come from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from replayssm.layout import StateLayout
+from replayssm.precision import PrecisionPolicy
+from replayssm.recurrence import LayerKind
+
+ALL_LAYERS = tuple(LayerKind)
+STANDARD, DRAFT, TREE = "standard", "draft", "tree"
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What one backend serves.
+
+    Attributes:
+        layers: layer kinds.
+        modes: "standard" (T = 1), "draft" (a chain of T), "tree".
+        checkpoints, read_copies: formats by name.
+        devices: torch device types.
+        activations: dtypes of the rings.
+        graph_capture: whether a step may be captured in a CUDA graph.
+    """
+
+    backend: str
+    layers: tuple[LayerKind, ...]
+    modes: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+    read_copies: tuple[str | None, ...]
+    devices: tuple[str, ...]
+    activations: tuple[torch.dtype, ...]
+    graph_capture: bool
+
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_CHECKPOINTS = ("fp64", "fp32", "bf16", "fp16", "fp8", "nvfp4")
+
+CAPABILITIES: dict[str, Capability] = {
+    row.backend: row
+    for row in (
+        Capability(
+            backend="naive",
+            layers=ALL_LAYERS,
+            modes=(STANDARD, DRAFT, TREE),
+            checkpoints=_CHECKPOINTS,
+            read_copies=(None, "fp8", "nvfp4"),
+            devices=("cpu", "cuda"),
+            activations=_FLOATS,
+            graph_capture=False,
+        ),
+        Capability(
+            backend="torch",
+            layers=ALL_LAYERS,
+            modes=(STANDARD, DRAFT, TREE),
+            checkpoints=_CHECKPOINTS,
+            read_copies=(None, "fp8", "nvfp4"),
+            devices=("cpu", "cuda"),
+            activations=_FLOATS,
+            graph_capture=False,
+        ),
+    )
+}
+"""Backend → what it serves."""
+
+
+def supports(backend: str, layout: StateLayout, device: torch.device, mode: str = STANDARD) -> tuple[bool, str]:
+    """Whether a backend serves a layout on a device: `(True, "")`, or `(False, reason)` naming what would work."""
+    row = CAPABILITIES.get(backend)
+    if row is None:
+        return False, f"backend {backend!r} is unknown; expected one of {', '.join(CAPABILITIES)}"
+    precision: PrecisionPolicy = layout.precision
+    for what, value, served in (
+        ("layer", layout.recurrence.kind, row.layers),
+        ("decode mode", mode, row.modes),
+        ("checkpoint", precision.checkpoint, row.checkpoints),
+        ("read copy", precision.read_copy, row.read_copies),
+        ("device", device.type, row.devices),
+        ("activation dtype", layout.activation, row.activations),
+    ):
+        if value not in served:
+            return False, f"backend {backend!r} does not serve {what} {value}; it serves {', '.join(map(str, served))}"
+    return True, ""
+
+
+def choose_backend(layout: StateLayout, device: torch.device) -> str:
+    """The fastest backend that serves the layout on the device."""
+    return "torch" if supports("torch", layout, device)[0] else "naive"
+
+
+def markdown_table() -> str:
+    """The table as Markdown, for docs/capabilities.md."""
+    header = "| backend | layers | decode modes | checkpoint | read copy | devices | activations | CUDA graphs |"
+    lines = [header, "|" + " --- |" * header.count(" |")]
+    for row in CAPABILITIES.values():
+        cells = [
+            row.backend,
+            ", ".join(row.layers),
+            ", ".join(row.modes),
+            ", ".join(row.checkpoints),
+            ", ".join(str(copy or "none") for copy in row.read_copies),
+            ", ".join(row.devices),
+            ", ".join(str(dtype).removeprefix("torch.") for dtype in row.activations),
+            "yes" if row.graph_capture else "no",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,123 @@
+"""Where each slot's ring stands, and the step protocol's arithmetic on it. All on the device, no host read.
+
+Life of a row in one step: `plan` decides from the cursors, the layers run, `settle` moves the cursors past what was
+folded and marks the new tokens as pending, `commit` turns accepted pending tokens into committed records. A commit that
+never comes is a rejection; a commit that comes twice finds nothing pending. Layers of one model share one `Cursors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from replayssm.schedule import FlushPolicy, first_limits, flush_rows, forced_rows
+
+PAD_SLOT = -1
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step as plain data, for every layer that shares the cursors. Rows of padding are left out.
+
+    Attributes:
+        rows: `[n]` int64, row of the batch.
+        slots: `[n]` int64, slot of the row.
+        lengths: `[n]` int32, new tokens.
+        origin: `[n]` int32, ring row of the first record.
+        committed: `[n]` int32, records since the checkpoint.
+        flush: `[n]` bool, rows that fold.
+        flushes: `[n]` int32, folds of the slot so far (the counter of stochastic rounding).
+        batch: B, rows of the batch with padding.
+        draft: T of the inputs.
+        ancestors: `[n, T, T]` bool, or None for a chain: entry (t, s) says that token s is t or an ancestor of t.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    lengths: Tensor
+    origin: Tensor
+    committed: Tensor
+    flush: Tensor
+    flushes: Tensor
+    batch: int
+    draft: int
+    ancestors: Tensor | None = None
+
+
+class Cursors:
+    """Per-slot integers of a replay state, `[slots]` int32 each.
+
+    Attributes:
+        origin: ring row of the first record.
+        committed: records since the checkpoint.
+        pending: new tokens of the last step that await acceptance.
+        limit: records that the current window may hold; below W only in a staggered slot's first window.
+        position: tokens in the state, committed records included.
+        flushes: states written since the slot was loaded.
+    """
+
+    NAMES = ("origin", "committed", "pending", "limit", "position", "flushes")
+
+    origin: Tensor
+    committed: Tensor
+    pending: Tensor
+    limit: Tensor
+    position: Tensor
+    flushes: Tensor
+
+    def __init__(
+        self, slots: int, rows: int, window: int, max_draft: int, policy: FlushPolicy, device: torch.device | str
+    ) -> None:
+        self.rows, self.window, self.max_draft, self.policy = rows, window, max_draft, policy
+        for name in self.NAMES:
+            setattr(self, name, torch.zeros(slots, dtype=torch.int32, device=device))
+        self.reset(torch.arange(slots, device=device))
+
+    def reset(self, slots: Tensor, position: Tensor | int = 0) -> None:
+        """A state was written to `slots [n]`: empty ring, first window ahead, `position` tokens in the state."""
+        for name in ("origin", "committed", "pending", "flushes"):
+            getattr(self, name)[slots] = 0
+        self.position[slots] = torch.as_tensor(position, dtype=torch.int32, device=self.position.device)
+        self.limit[slots] = first_limits(self.policy, self.window, self.max_draft, slots)
+
+    def plan(
+        self,
+        rows: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        batch: int,
+        draft: int,
+        drain: Tensor | None = None,
+        ancestors: Tensor | None = None,
+    ) -> StepPlan:
+        """Decide a step for the given rows; reads the cursors, changes nothing."""
+        committed = self.committed[slots]
+        forced = forced_rows(self.policy, self.window, committed, lengths, self.position[slots], drain)
+        flush = flush_rows(committed, lengths, self.limit[slots], forced)
+        origin, flushes = self.origin[slots], self.flushes[slots]
+        return StepPlan(rows, slots, lengths, origin, committed, flush, flushes, batch, draft, ancestors)
+
+    def settle(self, plan: StepPlan) -> None:
+        """The layers ran: step over what was folded, leave the new tokens pending."""
+        slots, flush = plan.slots, plan.flush
+        moved = (plan.origin + plan.committed) % self.rows
+        self.origin[slots] = torch.where(flush, moved, plan.origin)
+        self.committed[slots] = torch.where(flush, 0, plan.committed)
+        self.limit[slots] = torch.where(flush, self.window, self.limit[slots])
+        self.flushes[slots] = plan.flushes + flush.to(torch.int32)
+        self.pending[slots] = plan.lengths
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> None:
+        """Accept the first `accepted [n]` pending tokens of each slot; the rest never happened."""
+        taken = torch.minimum(accepted.to(torch.int32), self.pending[slots])
+        self.committed[slots] += taken
+        self.position[slots] += taken
+        self.pending[slots] = 0
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy all cursors of `source [n]` to `target [n]`."""
+        for name in self.NAMES:
+            buffer = getattr(self, name)
+            buffer[target] = buffer[source]

@@ -1,0 +1,1 @@
+"""Float64 truth in plain loops: the recurrence itself, and the replay protocol over it."""

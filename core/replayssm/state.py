@@ -1,0 +1,313 @@
+"""`ReplayState`: one layer's state-space memory for many sequences, and everything one does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from replayssm import checks
+from replayssm.backends import BACKENDS, LayerState
+from replayssm.capability import DRAFT, STANDARD, TREE, choose_backend, supports
+from replayssm.checks import SlotsLike
+from replayssm.cursors import PAD_SLOT, Cursors, StepPlan
+from replayssm.errors import InputError, StepError, UnsupportedError
+from replayssm.inputs import TokenInputs
+from replayssm.layout import Buffers, StateLayout
+from replayssm.recurrence import LayerKind
+from replayssm.schedule import FlushPolicy
+from replayssm.tree import ancestor_mask, check_path
+
+if TYPE_CHECKING:
+    from replayssm.traffic import TrafficMeter
+
+
+class ReplayState:
+    """Checkpoint, read copy, rings and cursors of one layer.
+
+    Args:
+        layout: geometry, window, precision, slots.
+        A: `[H]` negative decay rates; Mamba-2 only, and required there.
+        backend: "auto", "torch" or "naive".
+        flush: schedule of the flushes.
+        device: where the buffers live.
+        buffers: an engine's own memory (see `StateLayout.check`); allocated when None.
+        cursors: cursors shared with the other layers of a model; made when None. Their owner plans and settles.
+        check_inputs: whether values are checked (finite, in range); shapes and dtypes always are.
+        seed: Philox seed of stochastic rounding.
+        meter: counts flushes, drafts and state bytes when given.
+
+    Raises:
+        InputError: buffers or A do not match the layout.
+        UnsupportedError: the backend does not serve this layout on this device.
+    """
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        *,
+        A: Tensor | None = None,
+        backend: str = "auto",
+        flush: FlushPolicy | None = None,
+        device: torch.device | str = "cpu",
+        buffers: Buffers | None = None,
+        cursors: Cursors | None = None,
+        check_inputs: bool = True,
+        seed: int = 0,
+        meter: TrafficMeter | None = None,
+    ) -> None:
+        device = torch.device(device)
+        name = choose_backend(layout, device) if backend == "auto" else backend
+        ok, reason = supports(name, layout, device)
+        if not ok:
+            raise UnsupportedError(reason)
+        if buffers is not None:
+            layout.check(buffers)
+        self.layout, self.device, self.check_inputs, self.meter = layout, device, check_inputs, meter
+        self.backend = BACKENDS[name]
+        self.flush_policy = flush or FlushPolicy()
+        memory = layout.allocate(device) if buffers is None else buffers
+        seeds = torch.tensor([seed], dtype=torch.int64, device=device)
+        self.layer = LayerState(layout, memory, _decay_rates(layout, A, device), seeds)
+        self.cursors = cursors or Cursors(
+            layout.slots, layout.rows, layout.window, layout.max_draft, self.flush_policy, device
+        )
+        self._open: StepPlan | None = None
+        self._stepped = False
+
+    # Writing states.
+
+    def reset(self, slots: SlotsLike | None = None) -> None:
+        """Zero state and empty ring for `slots` (all of them when None)."""
+        index = self._slots(slots)
+        geometry = self.layout.recurrence
+        self._install(index, torch.zeros(len(index), *geometry.state_shape, device=self.device), 0)
+
+    def load(self, slots: SlotsLike, state: Tensor, position: Tensor | Sequence[int] | int = 0) -> None:
+        """Start `slots [n]` from a prefill's final state: checkpoint and read copy written, ring empty.
+
+        Args:
+            state: `[n, H, V, K]`, any float dtype.
+            position: tokens that the state has seen, for flushes at prefix-cache boundaries.
+        """
+        index = self._slots(slots)
+        checks.check_state(self.layout, state, len(index), self.check_inputs)
+        self._install(index, state, position)
+
+    def copy(self, source: SlotsLike, target: SlotsLike) -> None:
+        """Clone slots bit for bit: state, ring and cursors."""
+        src, dst = self._pair(source, target)
+        for buffer in self.layer.buffers.values():
+            buffer[dst] = buffer[src]
+        self.cursors.copy(src, dst)
+
+    def materialise(
+        self, source: SlotsLike, target: SlotsLike, count: Tensor | Sequence[int] | int | None = None
+    ) -> None:
+        """Fold the first `count` committed records of `source` into `target`; the source stays as it is.
+
+        Args:
+            count: `[n]`, None for all committed records. The target starts with an empty ring at that token.
+        """
+        src, dst = self._pair(source, target)
+        taken = self._counts(src, count)
+        state = self.backend.fold(self.layer, src, self.cursors.origin[src], taken)
+        position = self.cursors.position[src] - self.cursors.committed[src] + taken
+        self._install(dst, state, position)
+
+    def state(self, slots: SlotsLike | None = None, count: Tensor | Sequence[int] | int | None = None) -> Tensor:
+        """State after the first `count` committed records (all when None): `[n, H, V, K]` fp32 (fp64 for fp64 rings)."""
+        index = self._slots(slots)
+        return self.backend.fold(self.layer, index, self.cursors.origin[index], self._counts(index, count))
+
+    # The step protocol.
+
+    def decode(self, inputs: TokenInputs, slots: SlotsLike) -> Tensor:
+        """One token a row, accepted at once: inputs with T = 1 → outputs `[B, 1, H, V]` in the dtype of v."""
+        if inputs.v.dim() == 4 and inputs.draft != 1:
+            raise InputError(f"decode takes T=1 token a row, got T={inputs.draft}; use verify for drafts")
+        out = self.verify(inputs, slots)
+        self.commit(1)
+        return out
+
+    def verify(
+        self,
+        inputs: TokenInputs,
+        slots: SlotsLike,
+        lengths: Tensor | Sequence[int] | None = None,
+        parents: Tensor | Sequence[Sequence[int]] | None = None,
+        drain: Tensor | None = None,
+    ) -> Tensor:
+        """Append T new tokens a row and return their outputs; `commit` then says how many count.
+
+        Args:
+            inputs: `[B, T, …]`, T at most the layout's `max_draft`.
+            slots: `[B]`, −1 for padded rows, which are ignored.
+            lengths: `[B]` tokens of each row, T when None.
+            parents: `[B, T]` draft tree, a chain when None.
+            drain: `[B]` bool, rows that must fold their committed records now.
+
+        Returns:
+            `[B, T, H, V]`; zeros in padded rows and past a row's length.
+        """
+        plan = self.plan(inputs, slots, lengths, parents, drain)
+        out = self.run(plan, inputs)
+        self.settle(plan)
+        return out
+
+    def plan(
+        self,
+        inputs: TokenInputs,
+        slots: SlotsLike,
+        lengths: Tensor | Sequence[int] | None = None,
+        parents: Tensor | Sequence[Sequence[int]] | None = None,
+        drain: Tensor | None = None,
+    ) -> StepPlan:
+        """Check a step and decide it; changes nothing. For engines whose layers share cursors."""
+        checks.check_inputs(self.layout, inputs, self.device)
+        index = checks.check_slots(self.layout, slots, self.device, padding=True)
+        if len(index) != inputs.batch:
+            raise InputError(f"slots has {len(index)} entries for B={inputs.batch} rows of inputs")
+        length = checks.check_lengths(self.layout, lengths, inputs)
+        ancestors = None if parents is None else ancestor_mask(checks.check_parents(parents, inputs))
+        self._require(TREE if parents is not None else DRAFT if inputs.draft > 1 else STANDARD)
+        rows = (index != PAD_SLOT).nonzero()[:, 0]
+        if self.check_inputs:
+            checks.check_finite(inputs, rows, length[rows])
+            checks.check_decay(self.layout, inputs, rows, length[rows])
+        draining = None if drain is None else drain[rows]
+        chosen = None if ancestors is None else ancestors[rows]
+        return self.cursors.plan(rows, index[rows], length[rows], inputs.batch, inputs.draft, draining, chosen)
+
+    def run(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
+        """Execute a planned step on this layer's buffers."""
+        if self.meter is not None:
+            self.meter.record(self.layout, plan)
+        return self.backend.step(self.layer, plan, inputs)
+
+    def settle(self, plan: StepPlan) -> None:
+        """Move the cursors past what the step folded; once per step for all layers that share them."""
+        self.cursors.settle(plan)
+        self._open, self._stepped = plan, True
+
+    def commit(self, accepted: Tensor | Sequence[int] | int) -> None:
+        """Accept the first `accepted [B]` new tokens of each row of the last step (the bonus token included).
+
+        A second commit of the same step finds nothing pending and changes nothing.
+
+        Raises:
+            StepError: no step has run.
+            InputError: more tokens than the row drafted.
+        """
+        plan = self._last_step("commit")
+        taken = _per_row(plan, accepted, "accepted")
+        if self.check_inputs:
+            taken = checks.check_counts("accepted", taken, plan.lengths, "the row's new tokens")
+        if self.meter is not None:
+            self.meter.record_commit(self.cursors.pending[plan.slots], taken)
+        self.cursors.commit(plan.slots, taken)
+
+    def commit_path(self, path: Tensor | Sequence[Sequence[int]]) -> None:
+        """Accept one path of each row's draft tree: `[B, P]` token numbers from the history down, −1 for padding.
+
+        Raises:
+            StepError: no tree step awaits a commit.
+            InputError: a path that is not in the tree.
+        """
+        plan = self._last_step("commit_path")
+        if plan.ancestors is None:
+            raise StepError("commit_path needs a step with parents; use commit for a chain of drafts")
+        tokens = torch.as_tensor(path, device=self.device)
+        if tokens.dim() != 2 or len(tokens) != plan.batch or tokens.is_floating_point():
+            raise InputError(f"path must be [{plan.batch}, P] integers, got shape {tuple(tokens.shape)} {tokens.dtype}")
+        tokens = tokens[plan.rows]
+        taken = check_path(tokens, plan.ancestors, plan.lengths)
+        if bool((self.cursors.pending[plan.slots] == 0).any()):
+            return  # Committed before: the rows are compact already, moving them again would tear them.
+        first = self.cursors.origin[plan.slots] + self.cursors.committed[plan.slots]
+        self.backend.compact(self.layer, plan.slots, first, tokens)
+        if self.meter is not None:
+            self.meter.record_commit(self.cursors.pending[plan.slots], taken)
+        self.cursors.commit(plan.slots, taken)
+
+    def flush(self, slots: SlotsLike | None = None) -> None:
+        """Fold all committed records of `slots` now (drain before a transfer, an offload or a preemption).
+
+        Pending drafts are dropped, as by a commit of 0.
+        """
+        index = self._slots(slots)
+        cursors = self.cursors
+        index = index[cursors.committed[index] > 0]
+        if not len(index):
+            return
+        none = torch.zeros_like(cursors.pending[index])
+        drain = torch.ones(len(index), dtype=torch.bool, device=self.device)
+        plan = cursors.plan(torch.arange(len(index), device=self.device), index, none, len(index), 0, drain)
+        state = self.backend.fold(self.layer, index, plan.origin, plan.committed)
+        self.backend.store(self.layer, index, state, plan.flushes)
+        cursors.settle(plan)
+
+    def _install(self, slots: Tensor, state: Tensor, position: Tensor | Sequence[int] | int) -> None:
+        state = state.to(self.device, torch.float64 if state.dtype == torch.float64 else torch.float32)
+        # The first write of a slot's life counts as number 0; flushes that follow count from 1.
+        zeros = torch.zeros(len(slots), dtype=torch.int32, device=self.device)
+        self.backend.store(self.layer, slots, state, zeros)
+        self.cursors.reset(slots, torch.as_tensor(position, device=self.device))
+        self.cursors.flushes[slots] = 1
+
+    def _slots(self, slots: SlotsLike | None, name: str = "slots") -> Tensor:
+        if slots is None:
+            return torch.arange(self.layout.slots, device=self.device)
+        return checks.check_slots(self.layout, slots, self.device, name=name)
+
+    def _pair(self, source: SlotsLike, target: SlotsLike) -> tuple[Tensor, Tensor]:
+        src = torch.as_tensor([source] if isinstance(source, int) else source, device=self.device)
+        # A source may serve several targets, so only its range is checked.
+        checks.check_slots(self.layout, src.unique(), self.device, name="source")
+        dst = self._slots(target, "target")
+        if len(src) != len(dst):
+            raise InputError(f"source has {len(src)} slots and target {len(dst)}; expected as many")
+        return src.long(), dst
+
+    def _counts(self, slots: Tensor, count: Tensor | Sequence[int] | int | None) -> Tensor:
+        committed = self.cursors.committed[slots]
+        if count is None:
+            return committed
+        return checks.check_counts("count", count, committed, "the slot's committed records")
+
+    def _require(self, mode: str) -> None:
+        ok, reason = supports(self.backend.name, self.layout, self.device, mode)
+        if not ok:
+            raise UnsupportedError(reason)
+
+    def _last_step(self, call: str) -> StepPlan:
+        if not self._stepped or self._open is None:
+            raise StepError(f"{call} before any step; call verify (or decode) first")
+        return self._open
+
+
+def _per_row(plan: StepPlan, counts: Tensor | Sequence[int] | int, name: str) -> Tensor:
+    """Counts of the batch `[B]` (or one for all) → those of the plan's rows, `[n]`."""
+    tensor = torch.as_tensor(counts, device=plan.slots.device)
+    if tensor.dim() == 0:
+        return tensor.expand(len(plan.rows))
+    if tensor.shape != (plan.batch,):
+        raise InputError(f"{name} must be one integer or [{plan.batch}], got shape {tuple(tensor.shape)}")
+    return tensor[plan.rows]
+
+
+def _decay_rates(layout: StateLayout, A: Tensor | None, device: torch.device) -> Tensor | None:
+    recurrence = layout.recurrence
+    if recurrence.kind is not LayerKind.MAMBA2:
+        if A is not None:
+            raise InputError(f"A is given, but {recurrence.kind} has its decay in the gates; leave it out")
+        return None
+    if A is None:
+        raise InputError(f"A is missing: Mamba-2 needs its decay rates [{recurrence.heads}], all below 0")
+    if tuple(A.shape) != (recurrence.heads,) or bool((A >= 0).any()) or not bool(torch.isfinite(A).all()):
+        raise InputError(
+            f"A must be [{recurrence.heads}] finite and below 0, got shape {tuple(A.shape)}, max {A.max():.3g}"
+        )
+    return A.detach().to(device, torch.float64 if A.dtype == torch.float64 else torch.float32)
