@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol, cast
 
 BUILT_IN = {
@@ -32,24 +35,25 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; `argv` defaults to the process's arguments."""
+    """Entry point; `argv` defaults to the process's arguments. The exit status is 2 for bad usage or bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    extra = {point.name: point for point in entry_points(group=GROUP)}
-    names = sorted({*BUILT_IN, *extra})
+    modules = {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN
     chosen = arguments[0] if arguments else "--help"
     if chosen in ("--version", "-V"):
         from replayssm import __version__
 
         print(f"replayssm {__version__}")
         return 0
-    if chosen not in names:
-        return _usage(chosen, names)
+    if chosen in ("--help", "-h"):
+        print(_help(modules))
+        return 0
+    if chosen not in modules:
+        print(f"replayssm: unknown command {chosen!r}; expected one of {', '.join(sorted(modules))}", file=sys.stderr)
+        return 2
     try:
-        command = _load(chosen, extra.get(chosen))
-    except ImportError as error:
-        print(
-            f"replayssm {chosen}: {error}; install what it needs with: pip install 'replayssm[demo]'", file=sys.stderr
-        )
+        command = cast("Command", import_module(modules[chosen]))
+    except (ImportError, OSError) as error:
+        print(f"replayssm {chosen}: {error}; {_remedy(chosen)}", file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser(prog=f"replayssm {chosen}", description=command.HELP)
     command.configure(parser)
@@ -66,15 +70,34 @@ def _run(command: Command, args: argparse.Namespace, name: str) -> int:
         return 2
 
 
-def _load(name: str, point: EntryPoint | None) -> Command:
-    module = import_module(BUILT_IN[name]) if name in BUILT_IN else cast("EntryPoint", point).load()
-    return cast("Command", module)
+def _remedy(name: str) -> str:
+    if name in BUILT_IN:
+        return "replayssm doctor says what is missing"
+    return "install what it needs with: pip install 'replayssm[demo]'"
 
 
-def _usage(chosen: str, names: Sequence[str]) -> int:
-    asked = chosen in ("--help", "-h")
-    stream = sys.stdout if asked else sys.stderr
-    if not asked:
-        print(f"replayssm: unknown command {chosen!r}", file=stream)
-    print(f"usage: replayssm {{{','.join(names)}}} ...   (replayssm COMMAND --help)", file=stream)
-    return 0 if asked else 2
+def _help(modules: Mapping[str, str]) -> str:
+    width = max(map(len, modules))
+    lines = [f"  {name:<{width}}  {_summary(module)}".rstrip() for name, module in sorted(modules.items())]
+    usage = ["usage: replayssm COMMAND ...", "       replayssm --version", "", "commands (replayssm COMMAND --help):"]
+    return "\n".join([*usage, *lines])
+
+
+def _summary(module: str) -> str:
+    """A module's `HELP`, read from its source: importing every command to list them would load torch and more."""
+    top, *path = module.split(".")
+    try:
+        spec = find_spec(top)
+        folders = (spec.submodule_search_locations if spec else None) or []
+        file = Path(next(iter(folders))).joinpath(*path).with_suffix(".py")
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+    except (ImportError, OSError, StopIteration, SyntaxError):
+        return ""
+    return next((text for node in body if (text := _help_text(node))), "")
+
+
+def _help_text(node: ast.stmt) -> str:
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+        return ""
+    named = any(isinstance(target, ast.Name) and target.id == "HELP" for target in node.targets)
+    return str(node.value.value) if named else ""

@@ -1,0 +1,77 @@
+"""Which layers a model has, from the several ways in which configs say so."""
+
+from __future__ import annotations
+
+from replayssm.hybrid.fields import Fields
+
+RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "kda"})
+ATTENTION = frozenset(
+    {
+        "full_attention",
+        "attention",
+        "sliding_attention",
+        "indexed_attention",
+        "deepseek_sparse_attention",
+    }
+)
+BOTH = frozenset({"hybrid"})
+NEITHER = frozenset({"mlp", "moe"})
+
+_LISTED = "layer_types|layers_block_type"
+_PATTERN = "hybrid_override_pattern"
+_KDA, _FULL = "linear_attn_config.kda_layers", "linear_attn_config.full_attn_layers"
+_INTERVAL = "full_attention_interval"
+_INDICES = "attn_layer_indices"
+_PATTERN_NAMES = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+
+
+def layer_names(fields: Fields, otherwise: str | None) -> list[str]:
+    """One name a layer. The order is the config's, but for lists of recurrent and attention layers, which come in turn.
+
+    Args:
+        otherwise: the name of every layer where the config says nothing; None where it must.
+
+    Raises:
+        InputError: nothing says which layers are recurrent, or a name is unknown.
+    """
+    for names, read in _WAYS.items():
+        if fields.find(names) is not None:
+            return read(fields)
+    if otherwise is None:
+        raise fields.error("|".join(_WAYS), "is missing: nothing says which layers are recurrent")
+    return [otherwise] * fields.integer("num_hidden_layers")
+
+
+def _listed(fields: Fields) -> list[str]:
+    names = fields.strings(_LISTED)
+    known = RECURRENT | ATTENTION | BOTH | NEITHER
+    for name in names:
+        if name not in known:
+            raise fields.error(_LISTED, f"holds {name!r}; expected one of {', '.join(sorted(known))}")
+    return names
+
+
+def _pattern(fields: Fields) -> list[str]:
+    pattern = fields.find(_PATTERN)
+    if not isinstance(pattern, str) or not set(pattern) <= set(_PATTERN_NAMES):
+        raise fields.error(
+            _PATTERN, f"is {pattern!r}; expected a string of M (Mamba), * (attention), E (MoE) and - (MLP)"
+        )
+    return [_PATTERN_NAMES[letter] for letter in pattern]
+
+
+def _two_lists(fields: Fields) -> list[str]:
+    return ["kda"] * len(fields.integers(_KDA)) + ["attention"] * len(fields.integers(_FULL))
+
+
+def _interval(fields: Fields) -> list[str]:
+    interval, layers = fields.integer(_INTERVAL), fields.integer("num_hidden_layers")
+    return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
+
+
+def _indices(fields: Fields) -> list[str]:
+    attention, layers = set(fields.integers(_INDICES)), fields.integer("num_hidden_layers")
+    return ["attention" if i in attention else "mamba" for i in range(layers)]
+
+
+_WAYS = {_LISTED: _listed, _PATTERN: _pattern, _KDA: _two_lists, _INTERVAL: _interval, _INDICES: _indices}
