@@ -1,0 +1,1 @@
+"""`replayssm demo`: the whole idea on small trained models, measured on this machine."""

@@ -1,0 +1,86 @@
+"""The demo's measurements as tables on a terminal and as data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from replayssm_transformers.demo.measure import ModelReport
+from replayssm_transformers.evaluate import Divergence
+
+BINS = 16
+
+
+def print_report(console: Console, reports: list[ModelReport], length: int) -> None:
+    """Decoding, speculation and quality, one table each."""
+    console.print(_decoding(reports))
+    console.print(_speculation(reports))
+    if any(report.quality for report in reports):
+        console.print(_quality(reports, length))
+
+
+def as_data(report: ModelReport) -> dict[str, Any]:
+    """A report as plain JSON data; quality in bins over length."""
+    return {
+        "name": report.name,
+        "layers": report.layers,
+        "decoding": asdict(report.decoding),
+        "speculation": asdict(report.speculation),
+        "quality": {preset: _quality_data(divergence) for preset, divergence in report.quality.items()},
+    }
+
+
+def _quality_data(divergence: Divergence) -> dict[str, Any]:
+    position, kl = divergence.by_length(BINS)
+    slope, error = divergence.slope(BINS)
+    return {
+        "mean_kl": divergence.mean,
+        "same_top_token": divergence.same_top,
+        "slope_per_1k_tokens": slope,
+        "slope_standard_error": error,
+        "position": position.tolist(),
+        "kl": kl.tolist(),
+    }
+
+
+def _decoding(reports: list[ModelReport]) -> Table:
+    table = Table(title="Greedy decoding: state traffic per token and layer", title_justify="left")
+    for name in ("model", "same tokens", "read", "written", "ordinary (fp32)", "ratio"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for report in reports:
+        d = report.decoding
+        moved = d.read + d.written
+        ratio = f"{d.ordinary / moved:.2f}x"
+        table.add_row(report.name, f"{d.same}/{d.of}", _kib(d.read), _kib(d.written), _kib(d.ordinary), ratio)
+    return table
+
+
+def _speculation(reports: list[ModelReport]) -> Table:
+    table = Table(title="Prompt-lookup drafts: rollback is a cursor move", title_justify="left")
+    for name in ("model", "same tokens", "drafts proposed", "accepted", "rolled back", "tokens per step"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for report in reports:
+        s = report.speculation
+        counts = (str(s.proposed), str(s.accepted), str(s.rolled_back))
+        table.add_row(report.name, f"{s.same}/{s.of}", *counts, f"{s.tokens_per_step:.2f}")
+    return table
+
+
+def _quality(reports: list[ModelReport], length: int) -> Table:
+    title = f"KL to the fp32 recurrence, teacher forced over {length:,} held-out tokens (nats per token)"
+    table = Table(title=title, title_justify="left")
+    for name in ("model", "state", "first quarter", "last quarter", "mean", "same top token"):
+        table.add_column(name, justify="left" if name in ("model", "state") else "right")
+    for report in reports:
+        for preset, divergence in report.quality.items():
+            _, kl = divergence.by_length(4)
+            cells = (f"{float(kl[0]):.2e}", f"{float(kl[-1]):.2e}", f"{divergence.mean:.2e}")
+            table.add_row(report.name, preset, *cells, f"{divergence.same_top:.1%}")
+    return table
+
+
+def _kib(count: float) -> str:
+    return f"{count / 1024:.1f} KiB"

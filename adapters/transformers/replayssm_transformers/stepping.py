@@ -1,0 +1,41 @@
+"""Feeding tokens to a model step by step on one cache, the way a decode loop does."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from replayssm_transformers.layer import ReplayLayer
+from replayssm_transformers.session import session_of
+from replayssm_transformers.surface import MODEL_CACHE_NAMES
+
+
+class Stepper:
+    """One batch of sequences on one cache.
+
+    Args:
+        model: a causal language model of transformers, enabled or not.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        self.cache = DynamicCache(config=model.config)
+        parameters = inspect.signature(self.model.forward).parameters
+        self._cache_name = next(name for name in MODEL_CACHE_NAMES if name in parameters)
+        if session_of(model) is not None:
+            # Recording lets several tokens a step count as decode steps, not as a new piece of prompt.
+            self.cache.activate_past_recording()
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append `tokens [B, T]`, all accepted; next-token logits `[B, T, vocabulary]`."""
+        output = self.model(input_ids=tokens, use_cache=True, **{self._cache_name: self.cache})
+        for layer in self.cache.layers:
+            if isinstance(layer, ReplayLayer):
+                layer.crop(0)
+        logits: Tensor = output.logits
+        return logits
