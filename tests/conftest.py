@@ -7,8 +7,10 @@ import os
 import pytest
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
+pytest_plugins = ["replayssm.conformance.plugin"]
+
+# The tensors are small: more threads wait for each other, far more beside other workers.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,10 +10,27 @@ from torch import Tensor
 
 from replayssm.cursors import PAD_SLOT
 from replayssm.errors import InputError
-from replayssm.inputs import TokenInputs
+from replayssm.inputs import RawGate, TokenInputs
 from replayssm.layout import StateLayout
 
 SlotsLike = Tensor | Sequence[int] | int
+
+
+def integers(name: str, value: object, device: torch.device) -> Tensor:
+    """An int64 tensor on the device, from a tensor or plain integers of any nesting.
+
+    Raises:
+        InputError: not integers (booleans are not), or beyond 64 bits.
+    """
+    try:
+        tensor = torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"{name}={value!r} must be integers: {error}") from None
+    if tensor.numel() == 0:
+        return tensor.long()  # An empty list has no dtype to judge.
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"{name} must be integers, got shape {tuple(tensor.shape)} {tensor.dtype}")
+    return tensor.long()
 
 
 def check_slots(
@@ -23,10 +41,10 @@ def check_slots(
     Raises:
         InputError: not integers in one dimension, out of range, or twice (padding may repeat).
     """
-    tensor = torch.as_tensor([slots] if isinstance(slots, int) else slots, device=device)
-    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise InputError(f"{name} must be a 1-d integer tensor, got shape {tuple(tensor.shape)} {tensor.dtype}")
-    tensor = tensor.long()
+    tensor = integers(name, slots, device)
+    tensor = tensor[None] if tensor.dim() == 0 else tensor
+    if tensor.dim() != 1:
+        raise InputError(f"{name} must be a 1-d integer tensor, got shape {tuple(tensor.shape)}")
     real = tensor[tensor != PAD_SLOT] if padding else tensor
     if len(real) and (int(real.min()) < 0 or int(real.max()) >= layout.slots):
         note = f", or {PAD_SLOT} for padding" if padding else ""
@@ -47,9 +65,9 @@ def check_lengths(layout: StateLayout, lengths: Tensor | Sequence[int] | None, i
         raise InputError(f"inputs hold T={draft} tokens a row; this layout allows 1 to max_draft={layout.max_draft}")
     if lengths is None:
         return torch.full((batch,), draft, dtype=torch.int32, device=device)
-    tensor = torch.as_tensor(lengths, device=device)
-    if tensor.shape != (batch,) or tensor.is_floating_point():
-        raise InputError(f"lengths must be [{batch}] integers, got shape {tuple(tensor.shape)} {tensor.dtype}")
+    tensor = integers("lengths", lengths, device)
+    if tensor.shape != (batch,):
+        raise InputError(f"lengths must be [{batch}] integers, got shape {tuple(tensor.shape)}")
     if batch and (int(tensor.min()) < 1 or int(tensor.max()) > draft):
         raise InputError(f"lengths={tensor.tolist()}: each must be from 1 to T={draft}")
     return tensor.to(torch.int32)
@@ -87,8 +105,26 @@ def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device)
         raise InputError(
             f"inputs.D has shape {tuple(inputs.D.shape)}; expected ({r.heads},) or ({r.heads}, {r.value_dim})"
         )
-    if r.delta_rule and inputs.raw is not None and inputs.raw.A_log is None:
+    if inputs.D is not None and inputs.D.device.type != device.type:
+        raise InputError(f"inputs.D is on {inputs.D.device}; the state is on {device}")
+    if not math.isfinite(inputs.scale):
+        raise InputError(f"inputs.scale={inputs.scale!r} must be finite")
+    if inputs.raw is not None:
+        _check_raw(layout, inputs.raw, device)
+
+
+def _check_raw(layout: StateLayout, raw: RawGate, device: torch.device) -> None:
+    r = layout.recurrence
+    if r.delta_rule and raw.A_log is None:
         raise InputError("inputs.raw.A_log is missing: GDN and KDA need it to process raw gates")
+    for name, tensor, shape in (("dt_bias", raw.dt_bias, r.gate_shape), ("A_log", raw.A_log, (r.heads,))):
+        if tensor is not None:
+            _check_tensor(f"raw.{name}", tensor, shape, device)
+    low, high = raw.dt_limit
+    if not 0 <= low <= high:
+        raise InputError(f"inputs.raw.dt_limit={raw.dt_limit} must be (low, high) with 0 ≤ low ≤ high")
+    if raw.lower_bound is not None and not (math.isfinite(raw.lower_bound) and raw.lower_bound < 0):
+        raise InputError(f"inputs.raw.lower_bound={raw.lower_bound!r} must be finite and below 0")
 
 
 def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
@@ -103,11 +139,15 @@ def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], devi
 
 
 def check_finite(inputs: TokenInputs, rows: Tensor, lengths: Tensor) -> None:
-    """No NaN or infinity in the tokens that count, and no log decay above 0.
+    """No NaN or infinity in the tokens that count, nor in the weights.
 
     Raises:
         InputError: names the tensor and the first row that fails.
     """
+    raw = inputs.raw or RawGate()
+    for name, weight in (("D", inputs.D), ("raw.dt_bias", raw.dt_bias), ("raw.A_log", raw.A_log)):
+        if weight is not None and not bool(torch.isfinite(weight).all()):
+            raise InputError(f"inputs.{name} holds NaN or infinity; expected finite values, nothing was changed")
     live = torch.arange(inputs.draft, device=lengths.device) < lengths[:, None]
     for name in ("q", "k", "v", "gate", "beta", "z"):
         tensor = getattr(inputs, name)
@@ -160,11 +200,11 @@ def check_counts(name: str, counts: Tensor | Sequence[int] | int, upper: Tensor,
     Raises:
         InputError: wrong shape, or a count out of range; `what` says what the upper bound is.
     """
-    tensor = torch.as_tensor(counts, device=upper.device)
+    tensor = integers(name, counts, upper.device)
     if tensor.dim() == 0:
         tensor = tensor.expand(upper.shape)
-    if tensor.shape != upper.shape or tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise InputError(f"{name} must be [{len(upper)}] integers, got shape {tuple(tensor.shape)} {tensor.dtype}")
+    if tensor.shape != upper.shape:
+        raise InputError(f"{name} must be [{len(upper)}] integers, got shape {tuple(tensor.shape)}")
     bad = (tensor < 0) | (tensor > upper)
     if bool(bad.any()):
         raise InputError(f"{name}={tensor.tolist()}: each must be from 0 to {what}, which is {upper.tolist()}")
@@ -177,12 +217,38 @@ def check_parents(parents: Tensor | Sequence[Sequence[int]], inputs: TokenInputs
     Raises:
         InputError: wrong shape, or a parent that does not come before its child.
     """
-    tensor = torch.as_tensor(parents, device=inputs.v.device)
-    if tensor.shape != (inputs.batch, inputs.draft) or tensor.is_floating_point():
-        raise InputError(
-            f"parents must be [{inputs.batch}, {inputs.draft}] integers, got {tuple(tensor.shape)} {tensor.dtype}"
-        )
+    tensor = integers("parents", parents, inputs.v.device)
+    if tensor.shape != (inputs.batch, inputs.draft):
+        raise InputError(f"parents must be [{inputs.batch}, {inputs.draft}] integers, got shape {tuple(tensor.shape)}")
     order = torch.arange(inputs.draft, device=tensor.device)
     if bool(((tensor < -1) | (tensor >= order)).any()):
         raise InputError(f"parents={tensor.tolist()}: each must be −1 or come before its child (topological order)")
-    return tensor.long()
+    return tensor
+
+
+def check_drain(drain: Tensor | Sequence[bool] | None, batch: int, device: torch.device) -> Tensor | None:
+    """Rows that must fold now: `[B]` bool.
+
+    Raises:
+        InputError: wrong shape, or not booleans.
+    """
+    if drain is None:
+        return None
+    tensor = torch.as_tensor(drain, device=device)
+    if tensor.shape != (batch,) or tensor.dtype != torch.bool:
+        raise InputError(f"drain must be [{batch}] booleans, got shape {tuple(tensor.shape)} {tensor.dtype}")
+    return tensor
+
+
+def check_position(position: Tensor | Sequence[int] | int, count: int, device: torch.device) -> Tensor:
+    """Tokens that a loaded state has seen: one number or `[n]`, from 0 to 2^31 − 1.
+
+    Raises:
+        InputError: wrong shape, negative, or beyond int32.
+    """
+    tensor = integers("position", position, device)
+    if tensor.dim() and tensor.shape != (count,):
+        raise InputError(f"position must be one integer or [{count}], got shape {tuple(tensor.shape)}")
+    if tensor.numel() and (int(tensor.min()) < 0 or int(tensor.max()) >= 2**31):
+        raise InputError(f"position={tensor.tolist()}: each must be from 0 to {2**31 - 1}")
+    return tensor

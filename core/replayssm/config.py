@@ -112,5 +112,7 @@ def _known(kind: type, values: Mapping[str, Any], where: str) -> Mapping[str, An
     names = [field.name for field in fields(kind)]
     unknown = sorted(set(values) - set(names))
     if unknown:
-        raise InputError(f"{where} has unknown field {', '.join(map(repr, unknown))}; expected some of {', '.join(names)}")
+        raise InputError(
+            f"{where} has unknown field {', '.join(map(repr, unknown))}; expected some of {', '.join(names)}"
+        )
     return values

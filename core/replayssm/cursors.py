@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from replayssm.errors import InputError
 from replayssm.schedule import FlushPolicy, first_limits, flush_rows, forced_rows
 
 PAD_SLOT = -1
@@ -74,6 +75,16 @@ class Cursors:
         for name in self.NAMES:
             setattr(self, name, torch.zeros(slots, dtype=torch.int32, device=device))
         self.reset(torch.arange(slots, device=device))
+
+    def check(self, slots: int, rows: int, window: int, max_draft: int) -> None:
+        """Check that shared cursors are of a layout's geometry.
+
+        Raises:
+            InputError: they count other slots, rows, window or drafts.
+        """
+        ours, theirs = (slots, rows, window, max_draft), (len(self.origin), self.rows, self.window, self.max_draft)
+        if theirs != ours:
+            raise InputError(f"cursors are of (slots, rows, window, max_draft) = {theirs}; the layout has {ours}")
 
     def reset(self, slots: Tensor, position: Tensor | int = 0) -> None:
         """A state was written to `slots [n]`: empty ring, first window ahead, `position` tokens in the state."""

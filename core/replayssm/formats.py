@@ -43,13 +43,17 @@ def round_to_grid(x: Tensor, grid: FloatGrid, noise: Tensor | None = None) -> Te
             None rounds to nearest, ties to even.
 
     Returns:
-        same shape and dtype as `x`, holding values that the format represents exactly; never NaN for finite `x`.
+        same shape and dtype as `x`, holding values that the format represents exactly; NaN only where `x` is.
     """
+    x = x.clamp(-grid.max_value, grid.max_value)
     exponent = torch.frexp(x).exponent - 1
     step = torch.ldexp(torch.ones_like(x), exponent.clamp(min=grid.min_exponent) - grid.mantissa)
     quotient = x / step
-    rounded = torch.round(quotient) if noise is None else torch.floor(quotient + noise)
-    return (rounded * step).clamp(-grid.max_value, grid.max_value)
+    if noise is None:
+        return torch.round(quotient) * step
+    below = torch.floor(quotient)
+    # A comparison, not floor(quotient + noise): that sum rounds, and would now and then move a value that is on the grid.
+    return (below + (noise < quotient - below)) * step
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,9 @@ class PlainFormat:
     def encode(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
         """See `MatrixFormat.encode`."""
         if self.grid is not None:
-            x = round_to_grid(x, self.grid, noise)
-        return (x.to(self.dtype),)
+            return (round_to_grid(x, self.grid, noise).to(self.dtype),)
+        limit = min(torch.finfo(self.dtype).max, torch.finfo(x.dtype).max)
+        return (x.clamp(-limit, limit).to(self.dtype),)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """See `MatrixFormat.decode`."""
@@ -127,6 +132,7 @@ class Fp8Format:
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
         """See `MatrixFormat.encode`."""
+        x = _bounded(x)
         scale = (x.abs().amax(dim=-1) / E4M3_GRID.max_value).float()
         values = round_to_grid(_divide(x, scale[..., None]), E4M3_GRID, noise)
         return values.to(torch.float8_e4m3fn), scale
@@ -158,7 +164,7 @@ class Nvfp4Format:
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
         """See `MatrixFormat.encode`."""
-        blocks = x.unflatten(-1, (-1, BLOCK))
+        blocks = _bounded(x).unflatten(-1, (-1, BLOCK))
         block_max = blocks.abs().amax(dim=-1) / E2M1_GRID.max_value
         scale = (block_max.amax(dim=(-2, -1)) / E4M3_GRID.max_value).float()
         block_scale = round_to_grid(_divide(block_max, scale[..., None, None]), E4M3_GRID)
@@ -175,6 +181,11 @@ class Nvfp4Format:
         return values.flatten(-2)
 
 
+def _bounded(x: Tensor) -> Tensor:
+    # Below the largest fp32 value by enough that a scale which rounds up still decodes to a finite product.
+    return x.clamp(-(2.0**126), 2.0**126)
+
+
 def _divide(x: Tensor, scale: Tensor) -> Tensor:
     # A scale of 0 belongs to values that are 0 (or vanish beside the head's largest): they stay 0.
     return torch.where(scale > 0, x / scale, torch.zeros_like(x))
@@ -185,7 +196,7 @@ _E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def _pack_e2m1(values: Tensor) -> Tensor:
     grid = torch.tensor(_E2M1_MAGNITUDES, dtype=values.dtype, device=values.device)
-    code = torch.bucketize(values.abs(), grid) | (values < 0).to(torch.int64) << 3
+    code = torch.bucketize(values.abs().contiguous(), grid) | (values < 0).to(torch.int64) << 3
     low, high = code.unflatten(-1, (-1, 2)).unbind(-1)
     packed: Tensor = low | high << 4
     return packed.to(torch.uint8)

@@ -104,11 +104,12 @@ class StateLayout:
             spec.name: torch.zeros((self.slots, *spec.shape), dtype=spec.dtype, device=device) for spec in self.buffers
         }
 
-    def check(self, buffers: Buffers) -> None:
+    def check(self, buffers: Buffers, device: torch.device | str = "cpu") -> None:
         """Check memory handed in by an engine.
 
         Raises:
-            InputError: a buffer is missing, of the wrong shape or dtype, or its inner dimensions are not contiguous.
+            InputError: a buffer is missing, of the wrong shape, dtype or device, its inner dimensions are not contiguous,
+                or its slots overlap.
         """
         for spec in self.buffers:
             buffer = buffers.get(spec.name)
@@ -121,8 +122,12 @@ class StateLayout:
                 raise InputError(
                     f"buffer {spec.name!r} is {tuple(buffer.shape)} {buffer.dtype}; expected {expected} {spec.dtype}"
                 )
+            if buffer.device.type != torch.device(device).type:
+                raise InputError(f"buffer {spec.name!r} is on {buffer.device}; the state is on {device}")
             if not buffer[0].is_contiguous():
                 raise InputError(f"buffer {spec.name!r}: the dimensions inside a slot must be contiguous")
+            if self.slots > 1 and buffer.stride(0) < math.prod(spec.shape):
+                raise InputError(f"buffer {spec.name!r}: slot stride {buffer.stride(0)} makes slots overlap")
 
     def _state_buffers(self) -> tuple[BufferSpec, ...]:
         specs = self._matrix("checkpoint", self.precision.checkpoint_format, "state that is folded")

@@ -41,6 +41,9 @@ class PrecisionPolicy:
             raise InputError(f"checkpoint={self.checkpoint!r} is unknown; expected one of {', '.join(CHECKPOINTS)}")
         if self.read_copy not in READ_COPIES:
             raise InputError(f"read_copy={self.read_copy!r} is unknown; expected None, 'fp8' or 'nvfp4'")
+        for name in ("stochastic_rounding", "exact_fold"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name}={getattr(self, name)!r} must be True or False")
         if self.stochastic_rounding and self.checkpoint not in STOCHASTIC:
             raise InputError(
                 f"stochastic_rounding=True needs a checkpoint of {' or '.join(STOCHASTIC)}, got {self.checkpoint!r}"

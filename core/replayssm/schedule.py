@@ -41,8 +41,10 @@ class FlushPolicy:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InputError(f"{name}={value!r} must be None or an integer of at least 1")
-        if not 0.0 < self.early <= 1.0:
-            raise InputError(f"early={self.early!r} must be above 0 and at most 1")
+        if not isinstance(self.early, (int, float)) or not 0.0 < self.early <= 1.0:
+            raise InputError(f"early={self.early!r} must be a number above 0 and at most 1")
+        if not isinstance(self.stagger, bool):
+            raise InputError(f"stagger={self.stagger!r} must be True or False")
 
     @classmethod
     def overflow(cls) -> FlushPolicy:

@@ -96,6 +96,8 @@ def _check_layout(path: Path, text: str, layout: StateLayout) -> None:
         theirs = json.loads(text)
     except json.JSONDecodeError:
         raise StateFileError(f"{path}: the layout in the file is not readable") from None
+    if not isinstance(theirs, dict):
+        raise StateFileError(f"{path}: the layout in the file is not readable")
     ours = json.loads(json.dumps(_facts(layout)))
     differing = [f"{key}: file {theirs.get(key)}, here {ours[key]}" for key in ours if theirs.get(key) != ours[key]]
     if differing:
@@ -108,14 +110,28 @@ def _check_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], sta
     wanted |= {_CURSOR + name: (torch.Size(), torch.int32) for name in Cursors.NAMES}
     if set(tensors) != set(wanted):
         raise StateFileError(f"{path}: tensors differ from the layout's: {sorted(set(tensors) ^ set(wanted))}")
-    count = len(tensors[_CURSOR + "origin"])
+    count = tensors[_CURSOR + "origin"].numel()
     for name, (shape, dtype) in wanted.items():
         tensor = tensors[name]
         if tensor.shape != torch.Size((count, *shape)) or tensor.dtype != dtype:
-            raise StateFileError(f"{path}: {name} is {tuple(tensor.shape)} {tensor.dtype}, not {(count, *shape)} {dtype}")
-    layout = state.layout
-    limits = {"origin": layout.rows - 1, "committed": max(layout.window, layout.max_draft), "limit": layout.window}
-    for name, high in limits.items():
+            raise StateFileError(
+                f"{path}: {name} is {tuple(tensor.shape)} {tensor.dtype}, not {(count, *shape)} {dtype}"
+            )
+        if not name.endswith("_ring") and tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+            raise StateFileError(f"{path}: {name} holds NaN or infinity")
+    for name, (low, high) in _cursor_ranges(state.layout).items():
         value = tensors[_CURSOR + name]
-        if count and (int(value.min()) < 0 or int(value.max()) > high):
-            raise StateFileError(f"{path}: cursor {name} is out of range (0 to {high})")
+        if count and (int(value.min()) < low or int(value.max()) > high):
+            raise StateFileError(f"{path}: cursor {name} is out of range ({low} to {high})")
+
+
+def _cursor_ranges(layout: StateLayout) -> dict[str, tuple[int, int]]:
+    """Lowest and highest value of each cursor in a file; drafts are never saved as pending."""
+    return {
+        "origin": (0, layout.rows - 1),
+        "committed": (0, max(layout.window, layout.max_draft)),
+        "pending": (0, 0),
+        "limit": (1, layout.window),
+        "position": (0, 2**31 - 1),
+        "flushes": (0, 2**31 - 1),
+    }

@@ -18,7 +18,7 @@ from replayssm.inputs import TokenInputs
 from replayssm.layout import Buffers, StateLayout
 from replayssm.recurrence import LayerKind
 from replayssm.schedule import FlushPolicy
-from replayssm.tree import ancestor_mask, check_path
+from replayssm.tree import ancestor_mask, check_path, check_prefix
 
 if TYPE_CHECKING:
     from replayssm.traffic import TrafficMeter
@@ -64,7 +64,9 @@ class ReplayState:
         if not ok:
             raise UnsupportedError(reason)
         if buffers is not None:
-            layout.check(buffers)
+            layout.check(buffers, device)
+        if cursors is not None:
+            cursors.check(layout.slots, layout.rows, layout.window, layout.max_draft)
         self.layout, self.device, self.check_inputs, self.meter = layout, device, check_inputs, meter
         self.backend = BACKENDS[name]
         self.flush_policy = flush or FlushPolicy()
@@ -94,7 +96,7 @@ class ReplayState:
         """
         index = self._slots(slots)
         checks.check_state(self.layout, state, len(index), self.check_inputs)
-        self._install(index, state, position)
+        self._install(index, state, checks.check_position(position, len(index), self.device))
 
     def copy(self, source: SlotsLike, target: SlotsLike) -> None:
         """Clone slots bit for bit: state, ring and cursors."""
@@ -138,7 +140,7 @@ class ReplayState:
         slots: SlotsLike,
         lengths: Tensor | Sequence[int] | None = None,
         parents: Tensor | Sequence[Sequence[int]] | None = None,
-        drain: Tensor | None = None,
+        drain: Tensor | Sequence[bool] | None = None,
     ) -> Tensor:
         """Append T new tokens a row and return their outputs; `commit` then says how many count.
 
@@ -163,7 +165,7 @@ class ReplayState:
         slots: SlotsLike,
         lengths: Tensor | Sequence[int] | None = None,
         parents: Tensor | Sequence[Sequence[int]] | None = None,
-        drain: Tensor | None = None,
+        drain: Tensor | Sequence[bool] | None = None,
     ) -> StepPlan:
         """Check a step and decide it; changes nothing. For engines whose layers share cursors."""
         checks.check_inputs(self.layout, inputs, self.device)
@@ -177,10 +179,12 @@ class ReplayState:
         if self.check_inputs:
             checks.check_finite(inputs, rows, length[rows])
             checks.check_decay(self.layout, inputs, rows, length[rows])
+        drain = checks.check_drain(drain, inputs.batch, self.device)
         draining = None if drain is None else drain[rows]
         chosen = None if ancestors is None else ancestors[rows]
         return self.cursors.plan(rows, index[rows], length[rows], inputs.batch, inputs.draft, draining, chosen)
 
+    @torch.no_grad()
     def run(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """Execute a planned step on this layer's buffers."""
         if self.meter is not None:
@@ -199,12 +203,13 @@ class ReplayState:
 
         Raises:
             StepError: no step has run.
-            InputError: more tokens than the row drafted.
+            InputError: more tokens than the row drafted, or after a tree step tokens that are not a path of the tree.
         """
         plan = self._last_step("commit")
         taken = _per_row(plan, accepted, "accepted")
         if self.check_inputs:
             taken = checks.check_counts("accepted", taken, plan.lengths, "the row's new tokens")
+            check_prefix(taken, plan.ancestors, plan.lengths)
         if self.meter is not None:
             self.meter.record_commit(self.cursors.pending[plan.slots], taken)
         self.cursors.commit(plan.slots, taken)
@@ -219,18 +224,19 @@ class ReplayState:
         plan = self._last_step("commit_path")
         if plan.ancestors is None:
             raise StepError("commit_path needs a step with parents; use commit for a chain of drafts")
-        tokens = torch.as_tensor(path, device=self.device)
-        if tokens.dim() != 2 or len(tokens) != plan.batch or tokens.is_floating_point():
-            raise InputError(f"path must be [{plan.batch}, P] integers, got shape {tuple(tokens.shape)} {tokens.dtype}")
+        tokens = checks.integers("path", path, self.device)
+        if tokens.dim() != 2 or len(tokens) != plan.batch:
+            raise InputError(f"path must be [{plan.batch}, P] integers, got shape {tuple(tokens.shape)}")
         tokens = tokens[plan.rows]
         taken = check_path(tokens, plan.ancestors, plan.lengths)
-        if bool((self.cursors.pending[plan.slots] == 0).any()):
-            return  # Committed before: the rows are compact already, moving them again would tear them.
-        first = self.cursors.origin[plan.slots] + self.cursors.committed[plan.slots]
-        self.backend.compact(self.layer, plan.slots, first, tokens)
+        # Rows committed, flushed or reset since have nothing pending: moving their records would tear them.
+        open_rows = (self.cursors.pending[plan.slots] > 0).nonzero()[:, 0]
+        slots, tokens, taken = plan.slots[open_rows], tokens[open_rows], taken[open_rows]
+        first = self.cursors.origin[slots] + self.cursors.committed[slots]
+        self.backend.compact(self.layer, slots, first, tokens)
         if self.meter is not None:
-            self.meter.record_commit(self.cursors.pending[plan.slots], taken)
-        self.cursors.commit(plan.slots, taken)
+            self.meter.record_commit(self.cursors.pending[slots], taken)
+        self.cursors.commit(slots, taken)
 
     def flush(self, slots: SlotsLike | None = None) -> None:
         """Fold all committed records of `slots` now (drain before a transfer, an offload or a preemption).
@@ -239,6 +245,7 @@ class ReplayState:
         """
         index = self._slots(slots)
         cursors = self.cursors
+        cursors.pending[index] = 0
         index = index[cursors.committed[index] > 0]
         if not len(index):
             return
@@ -249,12 +256,13 @@ class ReplayState:
         self.backend.store(self.layer, index, state, plan.flushes)
         cursors.settle(plan)
 
-    def _install(self, slots: Tensor, state: Tensor, position: Tensor | Sequence[int] | int) -> None:
+    @torch.no_grad()
+    def _install(self, slots: Tensor, state: Tensor, position: Tensor | int) -> None:
         state = state.to(self.device, torch.float64 if state.dtype == torch.float64 else torch.float32)
         # The first write of a slot's life counts as number 0; flushes that follow count from 1.
         zeros = torch.zeros(len(slots), dtype=torch.int32, device=self.device)
         self.backend.store(self.layer, slots, state, zeros)
-        self.cursors.reset(slots, torch.as_tensor(position, device=self.device))
+        self.cursors.reset(slots, position)
         self.cursors.flushes[slots] = 1
 
     def _slots(self, slots: SlotsLike | None, name: str = "slots") -> Tensor:
@@ -263,13 +271,14 @@ class ReplayState:
         return checks.check_slots(self.layout, slots, self.device, name=name)
 
     def _pair(self, source: SlotsLike, target: SlotsLike) -> tuple[Tensor, Tensor]:
-        src = torch.as_tensor([source] if isinstance(source, int) else source, device=self.device)
-        # A source may serve several targets, so only its range is checked.
-        checks.check_slots(self.layout, src.unique(), self.device, name="source")
+        src = checks.integers("source", source, self.device)
+        src = src[None] if src.dim() == 0 else src
+        # A source may serve several targets, so only its shape and range are checked.
+        checks.check_slots(self.layout, src.unique(dim=0), self.device, name="source")
         dst = self._slots(target, "target")
         if len(src) != len(dst):
             raise InputError(f"source has {len(src)} slots and target {len(dst)}; expected as many")
-        return src.long(), dst
+        return src, dst
 
     def _counts(self, slots: Tensor, count: Tensor | Sequence[int] | int | None) -> Tensor:
         committed = self.cursors.committed[slots]
@@ -290,7 +299,7 @@ class ReplayState:
 
 def _per_row(plan: StepPlan, counts: Tensor | Sequence[int] | int, name: str) -> Tensor:
     """Counts of the batch `[B]` (or one for all) → those of the plan's rows, `[n]`."""
-    tensor = torch.as_tensor(counts, device=plan.slots.device)
+    tensor = checks.integers(name, counts, plan.slots.device)
     if tensor.dim() == 0:
         return tensor.expand(len(plan.rows))
     if tensor.shape != (plan.batch,):

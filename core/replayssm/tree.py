@@ -39,3 +39,15 @@ def check_path(path: Tensor, ancestors: Tensor, lengths: Tensor) -> Tensor:
             if above != walk[: depth + 1]:
                 raise InputError(f"path row {i} is {tokens}; token {token} continues {above[:-1]}, not {walk[:depth]}")
     return counts
+
+
+def check_prefix(counts: Tensor, ancestors: Tensor | None, lengths: Tensor) -> None:
+    """That the first `counts [n]` tokens of each row are a path; always so for a chain (`ancestors` None).
+
+    Raises:
+        InputError: they branch.
+    """
+    if ancestors is None:
+        return
+    token = torch.arange(ancestors.shape[-1], device=ancestors.device)
+    check_path(torch.where(token < counts[:, None], token, -1), ancestors, lengths)

@@ -38,5 +38,7 @@ def test_changelog_knows_the_version():
 
 @pytest.mark.parametrize("marker", ["TO" + "DO", "FIX" + "ME", "X" * 3])
 def test_no_loose_ends_in_code(marker):
-    found = [str(path.relative_to(ROOT)) for path in _tracked(".py", ".sh") if marker in path.read_text(encoding="utf-8")]
+    found = [
+        str(path.relative_to(ROOT)) for path in _tracked(".py", ".sh") if marker in path.read_text(encoding="utf-8")
+    ]
     assert not found

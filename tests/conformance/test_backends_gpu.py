@@ -1,0 +1,16 @@
+"""The torch backend passes the same kit on a GPU, where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from replayssm.conformance import CoreSubject
+from replayssm.conformance.suite import BackendConformance
+
+# Not a skip: the kit lets no claimed capability skip, so a machine without a GPU has no such class.
+if torch.cuda.is_available():
+
+    @pytest.mark.gpu
+    class TestTorchOnCuda(BackendConformance):
+        subject = CoreSubject("torch", device=torch.device("cuda"))

@@ -1,0 +1,125 @@
+"""The bundled trained models: the same tokens as the ordinary recurrence, and the quality that dual precision promises."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from replayssm import PrecisionPolicy, ReplayConfig
+from replayssm_transformers import disable, enable
+from replayssm_transformers.bundled import NAMES, heldout_text, model_path
+from replayssm_transformers.evaluate import policy_divergence, reference_logits
+from replayssm_transformers.stepping import Stepper
+
+PROMPT = 128
+GREEDY = 2000
+LENGTH = 8192
+NEAR_TIE = 1e-3
+"""Logit gap below which fp32 rounding may choose another token; a flip at a larger gap is an error."""
+
+WINDOWS_AND_DRAFTS = [
+    *((window, 1) for window in (1, 5, 16, 32)),
+    *((16, draft) for draft in range(2, 9)),
+    *((1, 4), (5, 4), (32, 8)),
+]
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+@cache
+def load(name):
+    path = model_path(name)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path)
+
+
+@cache
+def greedy(name):
+    """Prompt and greedy continuation of the ordinary recurrence, `[1, PROMPT + GREEDY]`, and where its choices are near ties."""
+    model, tokenizer = load(name)
+    prompt = tokenizer(heldout_text("code")[:2000], return_tensors="pt")["input_ids"][:, :PROMPT]
+    stepper = Stepper(model)
+    logits = stepper.step(prompt)[:, -1]
+    tokens, gaps = [], []
+    for _ in range(GREEDY):
+        best = logits.topk(2).values[0]
+        gaps.append(float(best[0] - best[1]))
+        tokens.append(logits.argmax(-1, keepdim=True))
+        logits = stepper.step(tokens[-1])[:, -1]
+    return torch.cat([prompt, *tokens], dim=1), gaps
+
+
+def first_flip(name, window, draft):
+    """First position at which ReplaySSM prefers another token than the ordinary run, fed with that run; None for none.
+
+    While no token differs, feeding the ordinary run is greedy decoding with every draft accepted.
+    """
+    model, _ = load(name)
+    tokens, _ = greedy(name)
+    enable(model, ReplayConfig(window=window, max_draft=draft))
+    try:
+        stepper = Stepper(model)
+        chosen = [stepper.step(tokens[:, :PROMPT])[:, -1:].argmax(-1)]
+        for start in range(PROMPT, tokens.shape[1] - 1, draft):
+            chosen.append(stepper.step(tokens[:, start : min(start + draft, tokens.shape[1] - 1)]).argmax(-1))
+    finally:
+        disable(model)
+    differs = (torch.cat(chosen, dim=1) != tokens[:, PROMPT:])[0].nonzero()
+    return int(differs[0]) if len(differs) else None
+
+
+@pytest.mark.parametrize(("window", "draft"), WINDOWS_AND_DRAFTS)
+def test_window_and_draft_change_no_token(name, window, draft):
+    flip = first_flip(name, window, draft)
+    gap = None if flip is None else greedy(name)[1][flip]
+    assert flip is None or gap < NEAR_TIE, f"token {flip} of {GREEDY} differs; the two best logits are {gap} apart"
+
+
+@pytest.mark.parametrize("drafts", [3, 7])
+def test_looked_up_drafts_change_no_token(name, drafts):
+    model, _ = load(name)
+    tokens, gaps = greedy(name)
+    session = enable(model, ReplayConfig(window=16, max_draft=drafts + 1))
+    try:
+        prompt = tokens[:, :PROMPT]
+        mine = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=GREEDY,
+            min_new_tokens=GREEDY,
+            do_sample=False,
+            prompt_lookup_num_tokens=drafts,
+        )
+    finally:
+        disable(model)
+    totals = session.totals()
+    assert totals["accepted"] > totals["steps"], "no draft was accepted"
+    assert totals["rolled_back"] > 0, "no draft was rejected"
+    differs = (mine[:, : tokens.shape[1]] != tokens)[0].nonzero()
+    assert not len(differs) or gaps[int(differs[0]) - PROMPT] < NEAR_TIE
+
+
+def test_read_copy_does_not_drift(name):
+    """TARGETS, quality: KL of the NVFP4 read copy at most 1/20 of the shared NVFP4 state's, and flat over length."""
+    model, tokenizer = load(name)
+    tokens = tokenizer(heldout_text("bible"), return_tensors="pt")["input_ids"][:, :LENGTH]
+    assert tokens.shape[1] == LENGTH
+    reference = reference_logits(model, tokens)
+    shared = policy_divergence(model, tokens, reference, PrecisionPolicy.preset("shared-nvfp4"))
+    dual = policy_divergence(model, tokens, reference, PrecisionPolicy.preset("dual-nvfp4"))
+    last = slice(-LENGTH // 4, None)
+    assert float(dual.kl[last].mean()) <= float(shared.kl[last].mean()) / 20
+    slope, error = dual.slope()
+    assert abs(slope) <= 3 * error, f"KL of the read copy changes by {slope:.2e} ± {error:.2e} per 1,000 tokens"
+
+
+def test_stochastic_fp16_recurrence_keeps_the_quality(name):
+    """TARGETS, quality: an fp16 checkpoint with stochastic rounding is within 1.2 times of the fp32 one."""
+    model, tokenizer = load(name)
+    tokens = tokenizer(heldout_text("code"), return_tensors="pt")["input_ids"][:, :2048]
+    reference = reference_logits(model, tokens)
+    fp32 = policy_divergence(model, tokens, reference, PrecisionPolicy.preset("dual-nvfp4"))
+    fp16 = policy_divergence(model, tokens, reference, PrecisionPolicy.preset("dual-nvfp4-fp16"))
+    assert fp16.mean <= 1.2 * fp32.mean
