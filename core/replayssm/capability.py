@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ class Capability:
         devices: torch device types.
         activations: dtypes of the rings.
         graph_capture: whether a step may be captured in a CUDA graph.
+        key_dims: what K may be; None for any.
     """
 
     backend: str
@@ -35,8 +37,11 @@ class Capability:
     devices: tuple[str, ...]
     activations: tuple[torch.dtype, ...]
     graph_capture: bool
+    key_dims: tuple[int, ...] | None = None
 
 
+# Under its interpreter Triton runs kernels on the CPU.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _CHECKPOINTS = ("fp64", "fp32", "bf16", "fp16", "fp8", "nvfp4")
 
@@ -63,6 +68,17 @@ CAPABILITIES: dict[str, Capability] = {
             activations=_FLOATS,
             graph_capture=False,
         ),
+        Capability(
+            backend="triton",
+            layers=ALL_LAYERS,
+            modes=(STANDARD, DRAFT, TREE),
+            checkpoints=("fp32", "bf16", "fp16", "fp8"),
+            read_copies=(None,),
+            devices=("cpu", "cuda") if _INTERPRETED else ("cuda",),
+            activations=(torch.bfloat16, torch.float16, torch.float32),
+            graph_capture=False,
+            key_dims=(16, 32, 64, 128, 256),
+        ),
     )
 }
 """Backend → what it serves."""
@@ -84,6 +100,9 @@ def supports(backend: str, layout: StateLayout, device: torch.device, mode: str 
     ):
         if value not in served:
             return False, f"backend {backend!r} does not serve {what} {value}; it serves {', '.join(map(str, served))}"
+    key_dim = layout.recurrence.key_dim
+    if row.key_dims is not None and key_dim not in row.key_dims:
+        return False, f"backend {backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
     return True, ""
 
 
@@ -94,7 +113,7 @@ def choose_backend(layout: StateLayout, device: torch.device) -> str:
 
 def markdown_table() -> str:
     """The table as Markdown, for docs/capabilities.md."""
-    header = "| backend | layers | decode modes | checkpoint | read copy | devices | activations | CUDA graphs |"
+    header = "| backend | layers | decode modes | checkpoint | read copy | devices | activations | K | CUDA graphs |"
     lines = [header, "|" + " --- |" * header.count(" |")]
     for row in CAPABILITIES.values():
         cells = [
@@ -105,6 +124,7 @@ def markdown_table() -> str:
             ", ".join(str(copy or "none") for copy in row.read_copies),
             ", ".join(row.devices),
             ", ".join(str(dtype).removeprefix("torch.") for dtype in row.activations),
+            "any" if row.key_dims is None else ", ".join(map(str, row.key_dims)),
             "yes" if row.graph_capture else "no",
         ]
         lines.append("| " + " | ".join(cells) + " |")

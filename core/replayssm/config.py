@@ -15,7 +15,7 @@ from replayssm.precision import PRESETS, PrecisionPolicy
 from replayssm.schedule import FlushPolicy
 
 ENVIRONMENT = "REPLAYSSM_CONFIG"
-BACKENDS = ("auto", "torch", "naive")
+BACKENDS = ("auto", "torch", "naive", "triton")
 CHECKS = ("auto", "always", "never")
 
 
@@ -29,7 +29,7 @@ class ReplayConfig:
         preset: named precision policy, see `PRESETS`.
         precision: an explicit policy in place of the preset's.
         flush: flush schedule.
-        backend: "auto" (the fastest that serves the device), "torch" or "naive".
+        backend: "auto" (the default of the device), "torch", "naive", or "triton" (fused kernels, not tuned yet).
         check_inputs: "always", "never", or "auto": on CPU; on CUDA checks of values would wait for the device.
         seed: Philox seed of stochastic rounding, 0 to 2^63 − 1.
 

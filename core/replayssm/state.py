@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from replayssm import checks
-from replayssm.backends import BACKENDS, LayerState
+from replayssm.backends import load_backend
 from replayssm.capability import DRAFT, STANDARD, TREE, choose_backend, supports
 from replayssm.checks import SlotsLike
 from replayssm.cursors import PAD_SLOT, Cursors, StepPlan
 from replayssm.errors import InputError, StepError, UnsupportedError
 from replayssm.inputs import TokenInputs
+from replayssm.layer import LayerState
 from replayssm.layout import Buffers, StateLayout
 from replayssm.recurrence import LayerKind
 from replayssm.schedule import FlushPolicy
@@ -30,7 +31,7 @@ class ReplayState:
     Args:
         layout: geometry, window, precision, slots.
         A: `[H]` negative decay rates; Mamba-2 only, and required there.
-        backend: "auto", "torch" or "naive".
+        backend: "auto", "torch", "naive" or "triton".
         flush: schedule of the flushes.
         device: where the buffers live.
         buffers: an engine's own memory (see `StateLayout.check`); allocated when None.
@@ -68,7 +69,7 @@ class ReplayState:
         if cursors is not None:
             cursors.check(layout.slots, layout.rows, layout.window, layout.max_draft)
         self.layout, self.device, self.check_inputs, self.meter = layout, device, check_inputs, meter
-        self.backend = BACKENDS[name]
+        self.backend = load_backend(name)
         self.flush_policy = flush or FlushPolicy()
         memory = layout.allocate(device) if buffers is None else buffers
         seeds = torch.tensor([seed], dtype=torch.int64, device=device)

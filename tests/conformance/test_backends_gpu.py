@@ -1,4 +1,4 @@
-"""The torch backend passes the same kit on a GPU, where there is one."""
+"""The torch and triton backends pass the same kit on a GPU, where there is one."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ if torch.cuda.is_available():
     @pytest.mark.gpu
     class TestTorchOnCuda(BackendConformance):
         subject = CoreSubject("torch", device=torch.device("cuda"))
+
+    @pytest.mark.gpu
+    class TestTriton(BackendConformance):
+        # Products round their operands to TF32, whose mantissa is float16's.
+        subject = CoreSubject("triton", device=torch.device("cuda"), rounds_to=torch.float16, batches=(1, 2, 7, 33, 99))

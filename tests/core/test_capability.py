@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
-from replayssm import PRESETS, LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateLayout
-from replayssm.backends import BACKENDS
+from replayssm import PRESETS, LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateLayout, UnsupportedError
+from replayssm.backends import load_backend
 from replayssm.capability import CAPABILITIES, choose_backend, markdown_table, supports
+from replayssm.config import BACKENDS
 
 LAYOUT = StateLayout(Recurrence(LayerKind.GDN, 4, 2, 4, 16), 2)
 CPU = torch.device("cpu")
 
 
 def test_every_backend_has_its_row():
-    assert set(CAPABILITIES) == set(BACKENDS)
-    assert all(name == row.backend == BACKENDS[name].name for name, row in CAPABILITIES.items())
+    assert {*CAPABILITIES, "auto"} == set(BACKENDS)
+    assert all(name == row.backend == load_backend(name).name for name, row in CAPABILITIES.items())
+
+
+def test_triton_is_refused_off_its_devices_and_sizes(monkeypatch):
+    assert "does not serve device cpu" in supports("triton", LAYOUT, CPU)[1]
+    odd = StateLayout(Recurrence(LayerKind.GDN, 4, 2, 4, 24), 2)
+    assert "does not serve K = 24" in supports("triton", odd, torch.device("cuda"))[1]
+    monkeypatch.setitem(sys.modules, "replayssm.backends.fused", None)
+    load_backend.cache_clear()
+    with pytest.raises(UnsupportedError, match="needs Triton"):
+        load_backend("triton")
+    load_backend.cache_clear()
 
 
 def test_unknown_things_are_refused_with_a_reason():

@@ -37,7 +37,7 @@ def load(name):
 
 @cache
 def greedy(name):
-    """Prompt and greedy continuation of the ordinary recurrence, `[1, PROMPT + GREEDY]`, and where its choices are near ties."""
+    """Prompt and greedy continuation of the ordinary recurrence, `[1, PROMPT + GREEDY]`, and the gaps of its choices."""
     model, tokenizer = load(name)
     prompt = tokenizer(heldout_text("code")[:2000], return_tensors="pt")["input_ids"][:, :PROMPT]
     stepper = Stepper(model)

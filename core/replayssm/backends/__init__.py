@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from replayssm.backends.base import Backend, LayerState
+from functools import cache
+
+from replayssm.backends.base import Backend
 from replayssm.backends.naive import NaiveBackend
 from replayssm.backends.vectorised import TorchBackend
+from replayssm.errors import UnsupportedError
 
-BACKENDS: dict[str, Backend] = {"naive": NaiveBackend(), "torch": TorchBackend()}
-"""Backends by the name that `ReplayConfig.backend` takes."""
+__all__ = ["Backend", "NaiveBackend", "TorchBackend", "load_backend"]
 
-__all__ = ["BACKENDS", "Backend", "LayerState", "NaiveBackend", "TorchBackend"]
+
+@cache
+def load_backend(name: str) -> Backend:
+    """The backend of a name in the capability table.
+
+    Raises:
+        UnsupportedError: what it needs is not installed.
+    """
+    if name == "triton":
+        try:
+            from replayssm.backends.fused import TritonBackend
+        except ImportError as error:
+            raise UnsupportedError(f"backend 'triton' needs Triton 3.6 or newer: {error}") from None
+        return TritonBackend()
+    return NaiveBackend() if name == "naive" else TorchBackend()

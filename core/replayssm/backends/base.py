@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,24 +9,7 @@ from torch import Tensor
 
 from replayssm.cursors import StepPlan
 from replayssm.inputs import TokenInputs
-from replayssm.layout import Buffers, StateLayout
-
-
-@dataclass(frozen=True)
-class LayerState:
-    """One layer's memory and constants, as every operation takes them.
-
-    Attributes:
-        layout: what the buffers are.
-        buffers: name → tensor.
-        A: `[H]` negative decay rates, Mamba-2 only.
-        seed: `[1]` int64 on the device, for stochastic rounding.
-    """
-
-    layout: StateLayout
-    buffers: Buffers
-    A: Tensor | None
-    seed: Tensor
+from replayssm.layer import LayerState
 
 
 class Backend(Protocol):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replayssm.backends.base import LayerState, output_buffer
+from replayssm.backends.base import output_buffer
 from replayssm.cursors import StepPlan
 from replayssm.inputs import ProcessedInputs, TokenInputs
+from replayssm.layer import LayerState
 from replayssm.reference.recurrence import Token, log_decay, read, token_at, write
 from replayssm.storage import move_records, read_matrix, write_state
 

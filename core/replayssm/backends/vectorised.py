@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from replayssm.backends.base import LayerState, output_buffer
+from replayssm.backends.base import output_buffer
 from replayssm.backends.window import NewTokens, fold_window, lower, read_window
 from replayssm.cursors import StepPlan
 from replayssm.inputs import ProcessedInputs, TokenInputs
+from replayssm.layer import LayerState
 from replayssm.reference.recurrence import log_decay
 from replayssm.storage import (
     NewRecords,

@@ -1,0 +1,144 @@
+"""Host side of the kernels: arguments from the layout, tiles from the shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from replayssm.cursors import StepPlan
+from replayssm.inputs import RawGate, TokenInputs
+from replayssm.kernels.step import step_kernel
+from replayssm.layer import LayerState
+from replayssm.layout import StateLayout
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Launch shape of a kernel: rows of V per program, warps, pipeline stages."""
+
+    value: int
+    warps: int
+    stages: int = 1
+
+
+def choose_tiles(layout: StateLayout, draft: int) -> Tiles:
+    """Largest tile of up to 32 rows (64 with drafts) that divides V; few warps, K whole.
+
+    The better half of a coarse scan on an H200 at batch 256; a tuned table takes its place.
+    """
+    value, most = 16, 32 if draft == 1 else 64
+    while value < most and layout.recurrence.value_dim % (2 * value) == 0:
+        value *= 2
+    return Tiles(value, 1 if draft == 1 else 2)
+
+
+def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
+    """Run one step; outputs `[B, T, H, V]` in the dtype of v."""
+    out = torch.zeros_like(inputs.v, memory_format=torch.contiguous_format)
+    if not len(plan.rows):
+        return out
+    recurrence = layer.layout.recurrence
+    tiles = choose_tiles(layer.layout, plan.draft)
+    grid = (triton.cdiv(recurrence.value_dim, tiles.value), recurrence.heads, len(plan.rows))
+    pointers, strides = _memory(layer)
+    tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in ("q", "k", "v", "gate", "beta", "z")}
+    step_kernel[grid](
+        *_plan_tensors(layer, plan),
+        *_present(plan, tokens.values()),
+        *_present(plan, _weights(layer, inputs)),
+        out,
+        *pointers,
+        *_batch_strides(tokens),
+        *strides,
+        *_scalars(inputs),
+        **_shape(layer.layout, plan.draft),
+        **_switches(layer.layout, plan, inputs),
+        BV=tiles.value,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out
+
+
+def _plan_tensors(layer: LayerState, plan: StepPlan) -> list[Tensor]:
+    ancestors = plan.rows if plan.ancestors is None else plan.ancestors.to(torch.int8).contiguous()
+    rows = [plan.rows, plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.to(torch.int8), plan.flushes]
+    return [*rows, layer.seed, ancestors]
+
+
+def _weights(layer: LayerState, inputs: TokenInputs) -> tuple[Tensor | None, ...]:
+    raw = inputs.raw or RawGate()
+    return inputs.D, layer.A, raw.A_log, raw.dt_bias
+
+
+def _present(plan: StepPlan, tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """A tensor that is absent stands in as one that is there; its switch keeps the kernel from reading it."""
+    return [plan.rows if x is None else x for x in tensors]
+
+
+def _scalars(inputs: TokenInputs) -> tuple[float, float, float, float]:
+    raw = inputs.raw or RawGate()
+    low, high = raw.dt_limit
+    return inputs.scale, raw.lower_bound or 0.0, low, min(high, torch.finfo(torch.float32).max)
+
+
+def _shape(layout: StateLayout, draft: int) -> dict[str, int]:
+    """Compile-time sizes. BT: keys, and queries, of the new tokens in a tile; BX: both."""
+    r, tokens = layout.recurrence, max(8, power_of_two(draft))
+    sizes = {"H": r.heads, "G": r.groups, "V": r.value_dim, "K": r.key_dim}
+    return {**sizes, "R": layout.rows, "J": history_tile(layout), "T": draft, "BT": tokens, "BX": 2 * tokens}
+
+
+def _switches(layout: StateLayout, plan: StepPlan, inputs: TokenInputs) -> dict[str, Any]:
+    """What tells layers, modes and precisions apart. Products round to TF32 unless the activations are fp32."""
+    r, precision, raw = layout.recurrence, layout.precision, inputs.raw or RawGate()
+    return {
+        "DELTA": r.delta_rule,
+        "CHANNEL": r.channel_decay,
+        "EXACT": r.delta_rule and precision.exact_fold,
+        "TREE": plan.ancestors is not None,
+        "RAW": inputs.raw is not None,
+        "HAS_BIAS": raw.dt_bias is not None,
+        "BOUNDED": raw.lower_bound is not None,
+        "L2NORM": inputs.qk_l2norm,
+        "SKIP": 0 if inputs.D is None else inputs.D.dim(),
+        "HAS_Z": inputs.z is not None,
+        "FORMAT": precision.checkpoint,
+        "SR": precision.stochastic_rounding,
+        "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
+    }
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def history_tile(layout: StateLayout) -> int:
+    """J, rows of the history tile: the longest history, as a power of two of at least 16."""
+    return max(16, power_of_two(max(layout.window, layout.max_draft)))
+
+
+_RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
+
+
+def _memory(layer: LayerState) -> tuple[list[Tensor], list[int]]:
+    """Pointers and slot strides of state and rings; a buffer that the layer lacks stands in as the checkpoint."""
+    buffers = layer.buffers
+    state = buffers["checkpoint"]
+    tensors = [state, buffers.get("checkpoint_scale", state), *(buffers.get(name, state) for name in _RINGS)]
+    return tensors, [tensor.stride(0) for tensor in tensors]
+
+
+def _inner_contiguous(x: Tensor | None) -> Tensor | None:
+    """The dimensions after [B, T] contiguous; batch and token strides are free."""
+    return None if x is None else x if x[0, 0].is_contiguous() else x.contiguous()
+
+
+def _batch_strides(tensors: dict[str, Tensor | None]) -> list[int]:
+    return [stride for x in tensors.values() for stride in ((0, 0) if x is None else x.stride()[:2])]

@@ -1,0 +1,66 @@
+"""Device functions on stored state tiles: checkpoint formats in, checkpoint formats out."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tile(p_state, p_scale, o_v, o_k, V: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr):
+    """Rows `o_v` of one head's stored matrix → `[BV, K]` fp32."""
+    b_mask = (o_v < V)[:, None]
+    b_s = tl.load(p_state + o_v[:, None] * K + o_k[None, :], mask=b_mask, other=0.0).to(tl.float32)
+    if SCALED:
+        b_s = b_s * tl.load(p_scale + o_v, mask=o_v < V, other=0.0)[:, None]
+    return b_s
+
+
+@triton.jit
+def noise_tile(seed, slot, flushes, o_element):
+    """Uniform numbers in [0, 1) for elements `o_element` of a slot's state; the counters of `replayssm.philox`."""
+    zero = o_element * 0
+    w0, w1, w2, w3 = tl.philox(
+        seed,
+        (o_element // 4).to(tl.uint32),
+        (zero + slot).to(tl.uint32),
+        (zero + flushes).to(tl.uint32),
+        zero.to(tl.uint32),
+    )
+    lane = o_element % 4
+    b_word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
+    return (b_word >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def round_to_grid(b_x, b_noise, MANTISSA: tl.constexpr, MIN_EXPONENT: tl.constexpr):
+    """Stochastic rounding to the values of a float format; saturation is the caller's."""
+    b_bits = tl.abs(b_x).to(tl.int32, bitcast=True)
+    b_exponent = tl.maximum((b_bits >> 23) - 127, MIN_EXPONENT) - MANTISSA
+    b_step = ((b_exponent + 127) << 23).to(tl.float32, bitcast=True)
+    b_quotient = b_x / b_step
+    b_below = tl.floor(b_quotient)
+    return (b_below + tl.where(b_noise < b_quotient - b_below, 1.0, 0.0)) * b_step
+
+
+@triton.jit
+def store_tile(
+    b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, o_k,
+    V: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr,
+):  # fmt: skip
+    """`[BV, K]` fp32 → rows `o_v` of one head's stored matrix."""
+    b_mask = (o_v < V)[:, None]
+    b_out = b_s
+    if FORMAT == "fp8":
+        b_scale = tl.max(tl.abs(b_s), axis=1) / 448.0
+        b_out = tl.where(b_scale[:, None] > 0.0, b_s / b_scale[:, None], 0.0)
+        tl.store(p_scale + o_v, b_scale, mask=o_v < V)
+    if SR:
+        o_element = (i_head * V + o_v)[:, None] * K + o_k[None, :]
+        b_noise = noise_tile(seed, slot, flushes, o_element)
+        b_out = round_to_grid(b_out, b_noise, 3 if FORMAT == "fp8" else 10, -6 if FORMAT == "fp8" else -14)
+    if FORMAT == "fp16":
+        b_out = tl.minimum(tl.maximum(b_out, -65504.0), 65504.0)
+    if FORMAT == "fp8":
+        b_out = tl.minimum(tl.maximum(b_out, -448.0), 448.0)
+    tl.store(p_state + o_v[:, None] * K + o_k[None, :], b_out.to(p_state.dtype.element_ty), mask=b_mask)
