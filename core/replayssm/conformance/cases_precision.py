@@ -8,7 +8,7 @@ import torch
 
 from replayssm.conformance.base import Cases
 from replayssm.conformance.driver import Driver, relative_error
-from replayssm.conformance.memory import bits, differing, snapshot, spoil, state_names
+from replayssm.conformance.memory import bits, differing, spoil, state_names
 from replayssm.conformance.subject import Feature
 from replayssm.precision import PrecisionPolicy
 from replayssm.recurrence import LayerKind
@@ -68,7 +68,6 @@ class PrecisionCases(Cases):
 
     def test_exact_fold_knows_nothing_of_the_copy(self, delta_layer: LayerKind, seed: int) -> None:
         """The checkpoint has the same bits whatever non-flush steps read."""
-        self.claim(Feature.MEMORY)
         policies = [PrecisionPolicy(read_copy=copy) for copy in self.subject.capability.read_copies]
         finals = [self._checkpoints(delta_layer, policy, seed) for policy in policies]
         for final in finals[1:]:
@@ -76,7 +75,6 @@ class PrecisionCases(Cases):
 
     def test_without_exact_fold_the_copy_leaks(self, delta_layer: LayerKind, seed: int) -> None:
         """The switch that shows what the exact fold is worth: corrections taken from the copy drift."""
-        self.claim(Feature.MEMORY)
         exact = PrecisionPolicy(read_copy="nvfp4")
         self.claim_precision(exact)
         drivers = [self._after_steps(delta_layer, policy, seed) for policy in (exact, replace(exact, exact_fold=False))]
@@ -125,5 +123,7 @@ class PrecisionCases(Cases):
 
     def _checkpoints(self, layer: LayerKind, policy: PrecisionPolicy, seed: int) -> dict[str, torch.Tensor]:
         driver = self._after_steps(layer, policy, seed)
-        all_bits = snapshot(driver.state, driver.tensor([0, 2]))
+        all_bits = driver.evidence([0, 2])
+        if not driver.visible:
+            return all_bits
         return {name: all_bits[name] for name in state_names(driver.layout, "checkpoint")}

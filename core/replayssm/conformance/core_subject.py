@@ -49,6 +49,10 @@ class CoreSubject:
         """See `Subject.operand`; naive and torch upcast before they multiply."""
         return self.rounds_to or (torch.float64 if activation == torch.float64 else torch.float32)
 
+    def row(self, slot: int) -> int:
+        """The kit's own numbers."""
+        return slot
+
     def make(self, layout: StateLayout, options: StateOptions) -> CoreState:
         """See `Subject.make`."""
         return CoreState(

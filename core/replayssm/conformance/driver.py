@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from replayssm.conformance.inputs import LARGEST_DECAY, Source, poison
-from replayssm.conformance.memory import spoil_dead_rows, spoil_slots
+from replayssm.conformance.memory import Snapshot, bits, snapshot, spoil_dead_rows, spoil_slots
 from replayssm.conformance.model import Expected, Model
 from replayssm.conformance.subject import Feature, StateOptions, Subject
 from replayssm.conformance.tolerances import AMPLIFICATION, Tolerance, tolerance
@@ -44,7 +44,7 @@ class Driver:
         policy = policy or FlushPolicy()
         self.source = Source(layout.recurrence, layout.activation, subject.device, seed=seed, raw=raw, extras=extras)
         self.state = subject.make(layout, StateOptions(A=self.source.A, flush=policy, seed=seed, buffers=buffers))
-        self.model = Model(layout, self.source.A, policy, seed)
+        self.model = Model(layout, self.source.A, policy, seed, subject.row)
         self.visible = Feature.MEMORY in subject.features
         self.steps = 0
         self.decay_sum = LARGEST_DECAY * layout.rows
@@ -129,6 +129,11 @@ class Driver:
                 theirs = getattr(self.state.cursors, name)[self.tensor(numbers)].tolist()
                 ours = [getattr(self.model.slots[slot], name) for slot in numbers]
                 assert theirs == ours, f"cursor {name} is {theirs}, expected {ours}"
+
+    def evidence(self, slots: list[int]) -> Snapshot:
+        """All bits of some slots that the kit may see: buffers and cursors where they are visible, else the states."""
+        numbers = self.tensor(slots)
+        return snapshot(self.state, numbers) if self.visible else {"state": bits(self.state.state(numbers))}
 
     @property
     def tolerance(self) -> Tolerance:

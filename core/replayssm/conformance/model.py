@@ -6,6 +6,7 @@ tests of their own), so that every preset can be followed closely and not only w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -71,17 +72,26 @@ class Model:
         A: as the subject's.
         policy: as the subject's.
         seed: as the subject's.
+        row: the number that a slot has inside the subject.
     """
 
-    def __init__(self, layout: StateLayout, A: Tensor | None, policy: FlushPolicy, seed: int = 0) -> None:
-        self.layout, self.A, self.policy = layout, None if A is None else A.cpu(), policy
+    def __init__(
+        self,
+        layout: StateLayout,
+        A: Tensor | None,
+        policy: FlushPolicy,
+        seed: int = 0,
+        row: Callable[[int], int] = int,
+    ) -> None:
+        self.layout, self.A, self.policy, self.row = layout, None if A is None else A.cpu(), policy, row
         self.seed = torch.tensor([seed])
         self.slots: dict[int, SlotModel] = {}
 
     def load(self, slot: int, state: Tensor, position: int = 0) -> None:
         """A state `[H, V, K]` was written to a slot."""
         checkpoint, seen = self._store(slot, state.cpu()[None], 0)
-        limit = int(first_limits(self.policy, self.layout.window, self.layout.max_draft, torch.tensor([slot]))[0])
+        rows = torch.tensor([self.row(slot)])
+        limit = int(first_limits(self.policy, self.layout.window, self.layout.max_draft, rows)[0])
         self.slots[slot] = SlotModel([checkpoint], seen, limit, position, 1)
 
     def copy(self, source: int, target: int) -> None:
@@ -185,7 +195,7 @@ class Model:
         precision, state = self.layout.precision, state.double()
         noise = None
         if precision.stochastic_rounding:
-            numbers = uniform(self.seed, torch.tensor([number]), torch.tensor([flushes]), state.numel())
+            numbers = uniform(self.seed, torch.tensor([self.row(number)]), torch.tensor([flushes]), state.numel())
             noise = numbers.reshape(state.shape).double()
         checkpoint = _stored(precision.checkpoint_format, state, noise)
         read_format = precision.read_format

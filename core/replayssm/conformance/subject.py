@@ -71,7 +71,7 @@ class SubjectState(Protocol):
     """One layer's state under test; the methods mean what they mean on `ReplayState`.
 
     Only `load`, `verify`, `commit` and `state` are always called. The others may raise where their feature, or the mode
-    "tree", is not declared.
+    "tree", is not declared (see `replayssm.conformance.undeclared`).
     """
 
     @property
@@ -179,6 +179,13 @@ class Subject(Protocol):
         """Coarsest dtype that operands of the *output* products are rounded to; picks the row of tolerances.
 
         There is no such choice for the fold: its operands stay fp32 (fp64 for fp64 activations) or the subject is wrong.
+        """
+        ...
+
+    def row(self, slot: int) -> int:
+        """Number that a slot has inside the subject, where it is not the kit's.
+
+        Stochastic rounding and staggered windows depend on it.
         """
         ...
 
