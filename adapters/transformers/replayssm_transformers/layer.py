@@ -7,13 +7,14 @@ cache that the caller holds is the cache that is served.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import cache_utils
 
-from replayssm import LayerKind, UnsupportedError
+from replayssm import InputError, LayerKind, ReplayConfig, UnsupportedError
 from replayssm_transformers.active import current
 from replayssm_transformers.handle import ReplayHandle
 from replayssm_transformers.operators import Call, swap_state
@@ -21,6 +22,9 @@ from replayssm_transformers.surface import CACHE_LAYERS
 
 if TYPE_CHECKING:
     from replayssm_transformers.session import Session
+
+# 2^64 divided by the golden ratio: seeds of neighbouring layers share no pattern.
+_WEYL = 0x9E3779B97F4A7C15
 
 STATE = 0
 """Index of the one recurrent state that the served layers have."""
@@ -34,12 +38,14 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
     Attributes:
         session: the enabled model that the layer belongs to.
         kind: recurrence of the layer.
+        index: number of the layer in its model.
         handle: the replay state, None before the first token.
         ordinary: the class that the layer had.
     """
 
     session: Session
     kind: LayerKind
+    index: int
     handle: ReplayHandle | None
     ordinary: type
     recurrent_states: dict[int, Any]
@@ -58,7 +64,7 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
         initial = None
         handle = self.handle
         if handle is None:
-            handle = ReplayHandle(self.session.config, self.session.meter)
+            handle = ReplayHandle(_seeded(self.session.config, self.index), self.session.meter)
             if self.is_recurrent_states_initialized[STATE]:
                 initial = swap_state(self.kind, self.recurrent_states[STATE])
         result = handle.run(call, initial, self.record_past)
@@ -99,8 +105,10 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
         """Remove the last `-tokens_to_remove` tokens.
 
         Raises:
-            InputError: more than await acceptance; nothing was changed.
+            InputError: a positive number, or more tokens than await acceptance; nothing was changed.
         """
+        if tokens_to_remove > 0:
+            raise InputError(f"crop({tokens_to_remove}) would keep a length; give minus the number of tokens to remove")
         if not any(self.is_conv_states_initialized.values()):
             # Before the first token, and in the empty layers of transformers 5.17: its own crop would fail.
             return
@@ -174,8 +182,11 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
         return copy
 
 
-def adopt(layer: Any, session: Session, kind: LayerKind) -> ReplayLayer:  # noqa: ANN401  transformers is untyped
+def adopt(layer: Any, session: Session, kind: LayerKind, index: int = 0) -> ReplayLayer:  # noqa: ANN401  transformers is untyped
     """The layer as a `ReplayLayer` of this session, converted when it is an ordinary one.
+
+    Args:
+        index: number of the layer in its model.
 
     Raises:
         UnsupportedError: see `check_layer`.
@@ -183,10 +194,15 @@ def adopt(layer: Any, session: Session, kind: LayerKind) -> ReplayLayer:  # noqa
     check_layer(layer, session)
     if not isinstance(layer, ReplayLayer):
         layer.__class__ = _CONVERTED[type(layer)]
-        layer.session, layer.kind, layer.handle = session, kind, None
+        layer.session, layer.kind, layer.index, layer.handle = session, kind, index, None
         session.layers_alive.add(layer)
     assert isinstance(layer, ReplayLayer)
     return layer
+
+
+def _seeded(config: ReplayConfig, index: int) -> ReplayConfig:
+    """The configuration with a seed of the layer's own: layers must not round their states with the same noise."""
+    return replace(config, seed=(config.seed + index * _WEYL) % 2**63)
 
 
 def check_layer(layer: Any, session: Session) -> None:  # noqa: ANN401  transformers is untyped

@@ -106,16 +106,16 @@ class Session:
         check_forward(self, arguments)
         cache = find_cache(arguments)
         for index in self._empty if cache is not None else ():
-            adopt(cache.layers[index], self, next(iter(self._families)).kind)
+            adopt(cache.layers[index], self, next(iter(self._families)).kind, index)
 
-    def _enter(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
         active.leave()
         family = self._mixers.get(mixer)
         cache = next((kwargs[name] for name in MIXER_CACHE_NAMES if kwargs.get(name) is not None), None)
         if cache is None and len(args) > 1:
             cache = args[1]
         if family is not None and cache is not None:
-            active.enter(adopt(cache.layers[mixer.layer_idx], self, family.kind))
+            active.enter(adopt(cache.layers[mixer.layer_idx], self, family.kind, mixer.layer_idx))
 
     def _leave(self, *_: object) -> None:
         active.leave()

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 
 from replayssm_transformers.layer import ReplayLayer
@@ -21,9 +21,9 @@ class Stepper:
         model: a causal language model of transformers, enabled or not.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model: Any = model
-        self.cache = DynamicCache(config=model.config)
+    def __init__(self, model: Any) -> None:  # noqa: ANN401  transformers is untyped
+        self.model = model
+        self.cache: Any = DynamicCache(config=self.model.config)
         parameters = inspect.signature(self.model.forward).parameters
         self._cache_name = next(name for name in MODEL_CACHE_NAMES if name in parameters)
         if session_of(model) is not None:

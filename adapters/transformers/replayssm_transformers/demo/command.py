@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers import logging as transformers_logging
+from transformers.utils import logging as transformers_logging
 
 from replayssm import PRESETS, InputError, ReplayConfig, __version__
 from replayssm_transformers.bundled import NAMES, heldout_text, model_path

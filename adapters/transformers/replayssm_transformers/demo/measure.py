@@ -114,7 +114,8 @@ def encode(tokenizer: Any, text: str, count: int, what: str) -> Tensor:  # noqa:
     """
     if not text.strip():
         raise InputError(f"{what} is empty; expected some text")
-    return tokenizer(text[: 16 * count], return_tensors="pt")["input_ids"][:, :count]
+    tokens: Tensor = tokenizer(text[: 16 * count], return_tensors="pt")["input_ids"][:, :count]
+    return tokens
 
 
 def _enabled(
