@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from replayssm.precision import PRESETS, PrecisionPolicy
     from replayssm.recurrence import LayerKind, Recurrence
     from replayssm.schedule import FlushPolicy
+    from replayssm.snapshot import load_slots, save_slots
     from replayssm.state import ReplayState
 
 __version__ = "0.1.0"
@@ -36,6 +37,8 @@ __all__ = [
     "TokenInputs",
     "UnsupportedError",
     "__version__",
+    "load_slots",
+    "save_slots",
 ]
 
 # Loaded on first use: the package must import where torch does not, so that `replayssm doctor` can say what is wrong.
@@ -55,6 +58,8 @@ _HOMES = {
     "StepError": "errors",
     "TokenInputs": "inputs",
     "UnsupportedError": "errors",
+    "load_slots": "snapshot",
+    "save_slots": "snapshot",
 }
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from replayssm.layout import StateLayout
-from replayssm.precision import PrecisionPolicy
+from replayssm.layout import ACTIVATIONS, StateLayout
+from replayssm.precision import CHECKPOINTS, READ_COPIES, PrecisionPolicy
 from replayssm.recurrence import LayerKind
 
 ALL_LAYERS = tuple(LayerKind)
@@ -42,8 +42,6 @@ class Capability:
 
 # Under its interpreter Triton runs kernels on the CPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_CHECKPOINTS = ("fp64", "fp32", "bf16", "fp16", "fp8", "nvfp4")
 
 CAPABILITIES: dict[str, Capability] = {
     row.backend: row
@@ -52,20 +50,20 @@ CAPABILITIES: dict[str, Capability] = {
             backend="naive",
             layers=ALL_LAYERS,
             modes=(STANDARD, DRAFT, TREE),
-            checkpoints=_CHECKPOINTS,
-            read_copies=(None, "fp8", "nvfp4"),
+            checkpoints=CHECKPOINTS,
+            read_copies=READ_COPIES,
             devices=("cpu", "cuda"),
-            activations=_FLOATS,
+            activations=ACTIVATIONS,
             graph_capture=False,
         ),
         Capability(
             backend="torch",
             layers=ALL_LAYERS,
             modes=(STANDARD, DRAFT, TREE),
-            checkpoints=_CHECKPOINTS,
-            read_copies=(None, "fp8", "nvfp4"),
+            checkpoints=CHECKPOINTS,
+            read_copies=READ_COPIES,
             devices=("cpu", "cuda"),
-            activations=_FLOATS,
+            activations=ACTIVATIONS,
             graph_capture=False,
         ),
         Capability(

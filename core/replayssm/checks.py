@@ -28,7 +28,7 @@ def integers(name: str, value: object, device: torch.device) -> Tensor:
         raise InputError(f"{name}={value!r} must be integers: {error}") from None
     if tensor.numel() == 0:
         return tensor.long()  # An empty list has no dtype to judge.
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in (torch.bool, torch.uint64):
         raise InputError(f"{name} must be integers, got shape {tuple(tensor.shape)} {tensor.dtype}")
     return tensor.long()
 
@@ -54,8 +54,10 @@ def check_slots(
     return tensor
 
 
-def check_lengths(layout: StateLayout, lengths: Tensor | Sequence[int] | None, inputs: TokenInputs) -> Tensor:
-    """New tokens of each row, `[B]` int32 from 1 to T.
+def check_lengths(
+    layout: StateLayout, lengths: Tensor | Sequence[int] | None, inputs: TokenInputs, real: Tensor
+) -> Tensor:
+    """New tokens of each row, `[B]` int32 from 1 to T; rows of padding (`real [B]` false) may hold anything.
 
     Raises:
         InputError: T above the layout's draft limit, or a length out of range.
@@ -68,7 +70,8 @@ def check_lengths(layout: StateLayout, lengths: Tensor | Sequence[int] | None, i
     tensor = integers("lengths", lengths, device)
     if tensor.shape != (batch,):
         raise InputError(f"lengths must be [{batch}] integers, got shape {tuple(tensor.shape)}")
-    if batch and (int(tensor.min()) < 1 or int(tensor.max()) > draft):
+    counted = tensor[real]
+    if len(counted) and (int(counted.min()) < 1 or int(counted.max()) > draft):
         raise InputError(f"lengths={tensor.tolist()}: each must be from 1 to T={draft}")
     return tensor.to(torch.int32)
 
@@ -80,8 +83,10 @@ def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device)
         InputError: names the tensor, what it is and what it must be.
     """
     r = layout.recurrence
-    if inputs.v.dim() != 4:
-        raise InputError(f"inputs.v must be [B, T, H, V], got shape {tuple(inputs.v.shape)}")
+    if not isinstance(inputs, TokenInputs):
+        raise InputError(f"inputs is a {type(inputs).__name__}; expected TokenInputs")
+    if not isinstance(inputs.v, Tensor) or inputs.v.dim() != 4:
+        raise InputError(f"inputs.v must be [B, T, H, V], got {_describe(inputs.v)}")
     batch, draft = inputs.batch, inputs.draft
     expected = {
         "q": (batch, draft, r.groups, r.key_dim),
@@ -101,13 +106,15 @@ def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device)
             raise InputError(f"inputs.{name} is {dtype}; the rings of this layout hold {layout.activation}")
     if inputs.z is not None:
         _check_tensor("z", inputs.z, expected["v"], device)
+    if inputs.D is not None and not (isinstance(inputs.D, Tensor) and inputs.D.is_floating_point()):
+        raise InputError(f"inputs.D must be a floating-point tensor, got {_describe(inputs.D)}")
     if inputs.D is not None and tuple(inputs.D.shape) not in ((r.heads,), (r.heads, r.value_dim)):
         raise InputError(
             f"inputs.D has shape {tuple(inputs.D.shape)}; expected ({r.heads},) or ({r.heads}, {r.value_dim})"
         )
     if inputs.D is not None and inputs.D.device.type != device.type:
         raise InputError(f"inputs.D is on {inputs.D.device}; the state is on {device}")
-    if not math.isfinite(inputs.scale):
+    if not isinstance(inputs.scale, (int, float)) or not math.isfinite(inputs.scale):
         raise InputError(f"inputs.scale={inputs.scale!r} must be finite")
     if inputs.raw is not None:
         _check_raw(layout, inputs.raw, device)
@@ -115,13 +122,14 @@ def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device)
 
 def _check_raw(layout: StateLayout, raw: RawGate, device: torch.device) -> None:
     r = layout.recurrence
+    if not isinstance(raw, RawGate):
+        raise InputError(f"inputs.raw is a {type(raw).__name__}; expected RawGate or None")
     if r.delta_rule and raw.A_log is None:
         raise InputError("inputs.raw.A_log is missing: GDN and KDA need it to process raw gates")
     for name, tensor, shape in (("dt_bias", raw.dt_bias, r.gate_shape), ("A_log", raw.A_log, (r.heads,))):
         if tensor is not None:
             _check_tensor(f"raw.{name}", tensor, shape, device)
-    low, high = raw.dt_limit
-    if not 0 <= low <= high:
+    if not isinstance(raw.dt_limit, tuple) or len(raw.dt_limit) != 2 or not 0 <= raw.dt_limit[0] <= raw.dt_limit[1]:
         raise InputError(f"inputs.raw.dt_limit={raw.dt_limit} must be (low, high) with 0 ≤ low ≤ high")
     if raw.lower_bound is not None and not (math.isfinite(raw.lower_bound) and raw.lower_bound < 0):
         raise InputError(f"inputs.raw.lower_bound={raw.lower_bound!r} must be finite and below 0")
@@ -130,6 +138,8 @@ def _check_raw(layout: StateLayout, raw: RawGate, device: torch.device) -> None:
 def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
     if tensor is None:
         raise InputError(f"inputs.{name} is missing; expected shape {shape}")
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"inputs.{name} is a {type(tensor).__name__}; expected a tensor of shape {shape}")
     if tuple(tensor.shape) != shape:
         raise InputError(f"inputs.{name} has shape {tuple(tensor.shape)}; expected {shape}")
     if not tensor.is_floating_point():
@@ -138,22 +148,28 @@ def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], devi
         raise InputError(f"inputs.{name} is on {tensor.device}; the state is on {device}")
 
 
-def check_finite(inputs: TokenInputs, rows: Tensor, lengths: Tensor) -> None:
+def _describe(value: object) -> str:
+    return f"shape {tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_finite(layout: StateLayout, inputs: TokenInputs, rows: Tensor, lengths: Tensor) -> None:
     """No NaN or infinity in the tokens that count, nor in the weights.
 
     Raises:
         InputError: names the tensor and the first row that fails.
     """
+    dtype = torch.float64 if layout.activation == torch.float64 else torch.float32
     raw = inputs.raw or RawGate()
     for name, weight in (("D", inputs.D), ("raw.dt_bias", raw.dt_bias), ("raw.A_log", raw.A_log)):
-        if weight is not None and not bool(torch.isfinite(weight).all()):
+        if weight is not None and not bool(torch.isfinite(weight.to(dtype)).all()):
             raise InputError(f"inputs.{name} holds NaN or infinity; expected finite values, nothing was changed")
     live = torch.arange(inputs.draft, device=lengths.device) < lengths[:, None]
     for name in ("q", "k", "v", "gate", "beta", "z"):
         tensor = getattr(inputs, name)
         if tensor is None:
             continue
-        bad = (~torch.isfinite(tensor[rows])).flatten(2).any(-1) & live
+        # In fp32, as it is computed in: an fp64 value beyond its range is an infinity there.
+        bad = (~torch.isfinite(tensor[rows].to(dtype))).flatten(2).any(-1) & live
         if bool(bad.any()):
             row = int(rows[bad.any(-1).nonzero()[0, 0]])
             raise InputError(
@@ -161,17 +177,27 @@ def check_finite(inputs: TokenInputs, rows: Tensor, lengths: Tensor) -> None:
             )
 
 
+def _check_processed_gate(layout: StateLayout, inputs: TokenInputs, rows: Tensor, live: Tensor) -> None:
+    dtype = torch.float64 if layout.activation == torch.float64 else torch.float32
+    gate = inputs.process(layout.recurrence, rows, dtype).gate
+    bad = (~torch.isfinite(gate)).flatten(2).any(-1) & live
+    if bool(bad.any()):
+        row = int(rows[bad.any(-1).nonzero()[0, 0]])
+        raise InputError(f"inputs.gate in row {row} is not finite once processed; check raw.A_log and raw.dt_bias")
+
+
 def check_decay(layout: StateLayout, inputs: TokenInputs, rows: Tensor, lengths: Tensor) -> None:
-    """Processed gates must not grow the state: Δ ≥ 0 for Mamba-2, log decay ≤ 0 for GDN and KDA.
+    """Gates must be finite once processed and not grow the state: Δ ≥ 0 for Mamba-2, log decay ≤ 0 for GDN and KDA.
 
     Raises:
         InputError: names the first row that fails.
     """
+    live = torch.arange(inputs.draft, device=lengths.device) < lengths[:, None]
     if inputs.raw is not None:
+        _check_processed_gate(layout, inputs, rows, live)
         return
     gate = inputs.gate[rows]
     wrong = gate > 0 if layout.recurrence.delta_rule else gate < 0
-    live = torch.arange(inputs.draft, device=lengths.device) < lengths[:, None]
     bad = wrong.flatten(2).any(-1) & live
     if bool(bad.any()):
         row = int(rows[bad.any(-1).nonzero()[0, 0]])
@@ -186,6 +212,8 @@ def check_state(layout: StateLayout, state: Tensor, count: int, finite: bool) ->
         InputError: wrong shape or dtype, NaN or infinity.
     """
     expected = (count, *layout.recurrence.state_shape)
+    if not isinstance(state, Tensor) or state.is_meta:
+        raise InputError(f"state is {_describe(state)}; expected a tensor with values of shape {expected}")
     if tuple(state.shape) != expected or not state.is_floating_point():
         raise InputError(
             f"state is {tuple(state.shape)} {state.dtype}; expected {expected} of a float dtype ([n, H, V, K])"
@@ -211,8 +239,10 @@ def check_counts(name: str, counts: Tensor | Sequence[int] | int, upper: Tensor,
     return tensor.to(torch.int32)
 
 
-def check_parents(parents: Tensor | Sequence[Sequence[int]], inputs: TokenInputs) -> Tensor:
+def check_parents(parents: Tensor | Sequence[Sequence[int]], inputs: TokenInputs, real: Tensor) -> Tensor:
     """Draft tree `[B, T]`: the parent of each token among the new tokens, −1 for a child of the history.
+
+    Rows of padding (`real [B]` false) may hold anything and come back as children of the history.
 
     Raises:
         InputError: wrong shape, or a parent that does not come before its child.
@@ -220,6 +250,7 @@ def check_parents(parents: Tensor | Sequence[Sequence[int]], inputs: TokenInputs
     tensor = integers("parents", parents, inputs.v.device)
     if tensor.shape != (inputs.batch, inputs.draft):
         raise InputError(f"parents must be [{inputs.batch}, {inputs.draft}] integers, got shape {tuple(tensor.shape)}")
+    tensor = torch.where(real[:, None], tensor, -1)
     order = torch.arange(inputs.draft, device=tensor.device)
     if bool(((tensor < -1) | (tensor >= order)).any()):
         raise InputError(f"parents={tensor.tolist()}: each must be −1 or come before its child (topological order)")
@@ -234,21 +265,24 @@ def check_drain(drain: Tensor | Sequence[bool] | None, batch: int, device: torch
     """
     if drain is None:
         return None
-    tensor = torch.as_tensor(drain, device=device)
+    try:
+        tensor = torch.as_tensor(drain, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"drain={drain!r} must be [{batch}] booleans: {error}") from None
     if tensor.shape != (batch,) or tensor.dtype != torch.bool:
         raise InputError(f"drain must be [{batch}] booleans, got shape {tuple(tensor.shape)} {tensor.dtype}")
     return tensor
 
 
 def check_position(position: Tensor | Sequence[int] | int, count: int, device: torch.device) -> Tensor:
-    """Tokens that a loaded state has seen: one number or `[n]`, from 0 to 2^31 − 1.
+    """Tokens that a loaded state has seen: one number or `[n]`, from 0 to 2^30: a decode may double it.
 
     Raises:
-        InputError: wrong shape, negative, or beyond int32.
+        InputError: wrong shape, negative, or too large.
     """
     tensor = integers("position", position, device)
     if tensor.dim() and tensor.shape != (count,):
         raise InputError(f"position must be one integer or [{count}], got shape {tuple(tensor.shape)}")
-    if tensor.numel() and (int(tensor.min()) < 0 or int(tensor.max()) >= 2**31):
-        raise InputError(f"position={tensor.tolist()}: each must be from 0 to {2**31 - 1}")
+    if tensor.numel() and (int(tensor.min()) < 0 or int(tensor.max()) > 2**30):
+        raise InputError(f"position={tensor.tolist()}: each must be from 0 to {2**30}")
     return tensor

@@ -9,13 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from replayssm.capability import CAPABILITIES
 from replayssm.errors import InputError
 from replayssm.layout import MAX_DRAFT, MAX_WINDOW
 from replayssm.precision import PRESETS, PrecisionPolicy
 from replayssm.schedule import FlushPolicy
 
 ENVIRONMENT = "REPLAYSSM_CONFIG"
-BACKENDS = ("auto", "torch", "naive", "triton")
+BACKENDS = ("auto", *CAPABILITIES)
 CHECKS = ("auto", "always", "never")
 
 
@@ -75,6 +76,8 @@ class ReplayConfig:
         Raises:
             InputError: an unknown field or a bad value.
         """
+        if not isinstance(values, Mapping):
+            raise InputError(f"config is a {type(values).__name__}; expected a mapping of fields")
         known = dict(_known(cls, values, "config"))
         for name, kind in (("flush", FlushPolicy), ("precision", PrecisionPolicy)):
             if isinstance(known.get(name), Mapping):
@@ -91,11 +94,11 @@ class ReplayConfig:
         if not text.lstrip().startswith("{"):
             try:
                 text = Path(text).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+            except (OSError, ValueError) as error:
                 raise InputError(f"config {text!r} is neither a JSON object nor a readable file: {error}") from None
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"config is not valid JSON: {error}") from None
         if not isinstance(values, dict):
             raise InputError(f"config is a JSON {type(values).__name__}; expected an object")

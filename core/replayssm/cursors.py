@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from replayssm.errors import InputError
+from replayssm.errors import InputError, StepError
 from replayssm.schedule import FlushPolicy, first_limits, flush_rows, forced_rows
 
 PAD_SLOT = -1
@@ -33,6 +33,7 @@ class StepPlan:
         batch: B, rows of the batch with padding.
         draft: T of the inputs.
         ancestors: `[n, T, T]` bool, or None for a chain: entry (t, s) says that token s is t or an ancestor of t.
+        ticket: which cursors the plan was made from, and at which change of them; a later change makes it stale.
     """
 
     rows: Tensor
@@ -45,6 +46,7 @@ class StepPlan:
     batch: int
     draft: int
     ancestors: Tensor | None = None
+    ticket: tuple[int, int] = (0, 0)
 
 
 class Cursors:
@@ -72,6 +74,7 @@ class Cursors:
         self, slots: int, rows: int, window: int, max_draft: int, policy: FlushPolicy, device: torch.device | str
     ) -> None:
         self.rows, self.window, self.max_draft, self.policy = rows, window, max_draft, policy
+        self.changes = 0
         for name in self.NAMES:
             setattr(self, name, torch.zeros(slots, dtype=torch.int32, device=device))
         self.reset(torch.arange(slots, device=device))
@@ -88,6 +91,7 @@ class Cursors:
 
     def reset(self, slots: Tensor, position: Tensor | int = 0) -> None:
         """A state was written to `slots [n]`: empty ring, first window ahead, `position` tokens in the state."""
+        self.changes += 1
         for name in ("origin", "committed", "pending", "flushes"):
             getattr(self, name)[slots] = 0
         self.position[slots] = torch.as_tensor(position, dtype=torch.int32, device=self.position.device)
@@ -108,10 +112,23 @@ class Cursors:
         forced = forced_rows(self.policy, self.window, committed, lengths, self.position[slots], drain)
         flush = flush_rows(committed, lengths, self.limit[slots], forced)
         origin, flushes = self.origin[slots], self.flushes[slots]
-        return StepPlan(rows, slots, lengths, origin, committed, flush, flushes, batch, draft, ancestors)
+        ticket = (id(self), self.changes)
+        return StepPlan(rows, slots, lengths, origin, committed, flush, flushes, batch, draft, ancestors, ticket)
+
+    def check_plan(self, plan: StepPlan) -> None:
+        """Check that nothing moved since the plan was made.
+
+        Raises:
+            StepError: the plan is of other cursors, or slots were loaded, stepped, committed or copied since.
+        """
+        if plan.ticket[0] != id(self):
+            raise StepError("the plan was made from the cursors of another state; plan on the state that settles it")
+        if plan.ticket[1] != self.changes:
+            raise StepError("the plan is stale: the cursors changed since it was made; plan the step again")
 
     def settle(self, plan: StepPlan) -> None:
         """The layers ran: step over what was folded, leave the new tokens pending."""
+        self.changes += 1
         slots, flush = plan.slots, plan.flush
         moved = (plan.origin + plan.committed) % self.rows
         self.origin[slots] = torch.where(flush, moved, plan.origin)
@@ -122,13 +139,16 @@ class Cursors:
 
     def commit(self, slots: Tensor, accepted: Tensor) -> None:
         """Accept the first `accepted [n]` pending tokens of each slot; the rest never happened."""
-        taken = torch.minimum(accepted.to(torch.int32), self.pending[slots])
+        self.changes += 1
+        taken = torch.minimum(accepted.to(torch.int32).clamp(min=0), self.pending[slots])
         self.committed[slots] += taken
         self.position[slots] += taken
         self.pending[slots] = 0
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy all cursors of `source [n]` to `target [n]`."""
+        """Copy all cursors of `source [n]` to `target [n]`; drafts that await acceptance stay with the source."""
+        self.changes += 1
         for name in self.NAMES:
             buffer = getattr(self, name)
             buffer[target] = buffer[source]
+        self.pending[target] = 0

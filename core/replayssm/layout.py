@@ -64,6 +64,10 @@ class StateLayout:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
                 raise InputError(f"{name}={value!r} must be an integer from 1 to {high}")
+        for name, kind in (("recurrence", Recurrence), ("precision", PrecisionPolicy)):
+            if not isinstance(getattr(self, name), kind):
+                hint = "; PrecisionPolicy.preset(name) makes one" if kind is PrecisionPolicy else ""
+                raise InputError(f"{name}={getattr(self, name)!r} must be a {kind.__name__}{hint}")
         if self.activation not in ACTIVATIONS:
             names = ", ".join(str(dtype) for dtype in ACTIVATIONS)
             raise InputError(f"activation={self.activation} is not served; expected one of {names}")
@@ -111,6 +115,7 @@ class StateLayout:
             InputError: a buffer is missing, of the wrong shape, dtype or device, its inner dimensions are not contiguous,
                 or its slots overlap.
         """
+        homes: dict[int, str] = {}
         for spec in self.buffers:
             buffer = buffers.get(spec.name)
             if buffer is None:
@@ -128,6 +133,11 @@ class StateLayout:
                 raise InputError(f"buffer {spec.name!r}: the dimensions inside a slot must be contiguous")
             if self.slots > 1 and buffer.stride(0) < math.prod(spec.shape):
                 raise InputError(f"buffer {spec.name!r}: slot stride {buffer.stride(0)} makes slots overlap")
+            twin = homes.setdefault(buffer.data_ptr(), spec.name)
+            if twin != spec.name:
+                raise InputError(
+                    f"buffers {twin!r} and {spec.name!r} start at the same address; each needs its own memory"
+                )
 
     def _state_buffers(self) -> tuple[BufferSpec, ...]:
         specs = self._matrix("checkpoint", self.precision.checkpoint_format, "state that is folded")

@@ -6,7 +6,7 @@ reads only the low-precision copy, a flush step only the checkpoint, so the copy
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from replayssm.errors import InputError
 from replayssm.formats import FORMATS, MatrixFormat
@@ -82,10 +82,6 @@ class PrecisionPolicy:
         rounding = " (stochastic rounding)" if self.stochastic_rounding else ""
         read = f"{self.read_copy} read copy" if self.read_copy else "no read copy"
         return f"{self.checkpoint} checkpoint{rounding}, {read}"
-
-    def to_dict(self) -> dict[str, str | bool | None]:
-        """Plain fields, for state files and reports."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 PRESETS: dict[str, PrecisionPolicy] = {

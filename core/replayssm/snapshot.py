@@ -1,12 +1,13 @@
 """Slots to and from safetensors files: for moving sequences between processes, machines and layouts of other sizes.
 
-A file holds the slots' buffers bit for bit and their cursors, with the layout beside them; the number of slots may differ
-between writer and reader, everything else must match. The read copy travels along, so that a restored slot continues
-bit for bit.
+A file holds the slots' buffers bit for bit and their cursors, with the layout and a digest beside them; the number of slots
+may differ between writer and reader, everything else must match. The read copy travels along, so that a restored slot
+continues bit for bit, but for stochastic rounding: its noise depends on the slot's number.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
@@ -33,6 +34,7 @@ def save_slots(state: ReplayState, slots: SlotsLike, path: str | os.PathLike[str
 
     Raises:
         InputError: a slot out of range or twice.
+        StateFileError: the file cannot be written.
     """
     index = check_slots(state.layout, slots, state.device)
     tensors = {name: buffer[index].contiguous().cpu() for name, buffer in state.layer.buffers.items()}
@@ -44,8 +46,13 @@ def save_slots(state: ReplayState, slots: SlotsLike, path: str | os.PathLike[str
     # Written beside the target and moved over it, so that a crash leaves no half file under the name.
     target = Path(path)
     partial = target.with_name(target.name + ".partial")
-    save_file(tensors, partial, metadata={"format": FORMAT, "layout": json.dumps(_facts(state.layout))})
-    partial.replace(target)
+    metadata = {"format": FORMAT, "layout": json.dumps(_facts(state.layout)), "digest": digest(tensors)}
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        partial.replace(target)
+    except (SafetensorError, OSError) as error:
+        partial.unlink(missing_ok=True)
+        raise StateFileError(f"{target} cannot be written: {error}") from None
 
 
 def load_slots(state: ReplayState, slots: SlotsLike, path: str | os.PathLike[str]) -> None:
@@ -57,8 +64,8 @@ def load_slots(state: ReplayState, slots: SlotsLike, path: str | os.PathLike[str
     """
     index = check_slots(state.layout, slots, state.device)
     tensors = _read(Path(path), state.layout)
-    A = tensors.pop("A", None)
-    if A is not None and state.layer.A is not None and not torch.equal(A, state.layer.A.cpu()):
+    A, ours = tensors.pop("A", None), state.layer.A
+    if (A is None) != (ours is None) or (A is not None and ours is not None and not torch.equal(A, ours.cpu())):
         raise StateFileError(f"{path}: the file's decay rates A are not this layer's; it belongs to another layer")
     _check_tensors(path, tensors, state)
     count = len(tensors[_CURSOR + "origin"])
@@ -77,11 +84,23 @@ def _read(path: Path, layout: StateLayout) -> dict[str, Tensor]:
             if metadata.get("format") != FORMAT:
                 raise StateFileError(f"{path} is not a ReplaySSM state file (format {metadata.get('format')!r})")
             _check_layout(path, metadata.get("layout", ""), layout)
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            if metadata.get("digest") != digest(tensors):
+                raise StateFileError(f"{path} is damaged: its digest does not match its contents")
+            return tensors
     except FileNotFoundError:
         raise StateFileError(f"{path} does not exist") from None
     except (SafetensorError, OSError) as error:
         raise StateFileError(f"{path} is truncated or not a safetensors file: {error}") from None
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names and bytes, in order of the names."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(name.encode())
+        sha.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
 
 
 def _facts(layout: StateLayout) -> dict[str, Any]:
@@ -94,7 +113,7 @@ def _facts(layout: StateLayout) -> dict[str, Any]:
 def _check_layout(path: Path, text: str, layout: StateLayout) -> None:
     try:
         theirs = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise StateFileError(f"{path}: the layout in the file is not readable") from None
     if not isinstance(theirs, dict):
         raise StateFileError(f"{path}: the layout in the file is not readable")

@@ -59,6 +59,12 @@ class ReplayState:
         seed: int = 0,
         meter: TrafficMeter | None = None,
     ) -> None:
+        if not isinstance(layout, StateLayout):
+            raise InputError(f"layout={layout!r} must be a StateLayout")
+        if flush is not None and not isinstance(flush, FlushPolicy):
+            raise InputError(f"flush={flush!r} must be a FlushPolicy, such as FlushPolicy.staggered()")
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise InputError(f"seed={seed!r} must be an integer from 0 to 2^63 − 1")
         device = torch.device(device)
         name = choose_backend(layout, device) if backend == "auto" else backend
         ok, reason = supports(name, layout, device)
@@ -68,6 +74,8 @@ class ReplayState:
             layout.check(buffers, device)
         if cursors is not None:
             cursors.check(layout.slots, layout.rows, layout.window, layout.max_draft)
+            if flush is not None and flush != cursors.policy:
+                raise InputError(f"flush={flush} differs from the shared cursors' {cursors.policy}; leave it out")
         self.layout, self.device, self.check_inputs, self.meter = layout, device, check_inputs, meter
         self.backend = load_backend(name)
         self.flush_policy = flush or FlushPolicy()
@@ -78,7 +86,6 @@ class ReplayState:
             layout.slots, layout.rows, layout.window, layout.max_draft, self.flush_policy, device
         )
         self._open: StepPlan | None = None
-        self._stepped = False
 
     # Writing states.
 
@@ -100,7 +107,7 @@ class ReplayState:
         self._install(index, state, checks.check_position(position, len(index), self.device))
 
     def copy(self, source: SlotsLike, target: SlotsLike) -> None:
-        """Clone slots bit for bit: state, ring and cursors."""
+        """Clone slots bit for bit: state, ring and cursors. Drafts that await acceptance stay with the source."""
         src, dst = self._pair(source, target)
         for buffer in self.layer.buffers.values():
             buffer[dst] = buffer[src]
@@ -173,13 +180,11 @@ class ReplayState:
         index = checks.check_slots(self.layout, slots, self.device, padding=True)
         if len(index) != inputs.batch:
             raise InputError(f"slots has {len(index)} entries for B={inputs.batch} rows of inputs")
-        length = checks.check_lengths(self.layout, lengths, inputs)
-        ancestors = None if parents is None else ancestor_mask(checks.check_parents(parents, inputs))
+        real = index != PAD_SLOT
+        length = checks.check_lengths(self.layout, lengths, inputs, real)
+        ancestors = None if parents is None else ancestor_mask(checks.check_parents(parents, inputs, real))
         self._require(TREE if parents is not None else DRAFT if inputs.draft > 1 else STANDARD)
-        rows = (index != PAD_SLOT).nonzero()[:, 0]
-        if self.check_inputs:
-            checks.check_finite(inputs, rows, length[rows])
-            checks.check_decay(self.layout, inputs, rows, length[rows])
+        rows = real.nonzero()[:, 0]
         drain = checks.check_drain(drain, inputs.batch, self.device)
         draining = None if drain is None else drain[rows]
         chosen = None if ancestors is None else ancestors[rows]
@@ -187,15 +192,33 @@ class ReplayState:
 
     @torch.no_grad()
     def run(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
-        """Execute a planned step on this layer's buffers."""
+        """Execute a planned step on this layer's buffers.
+
+        Raises:
+            InputError: the inputs are not of the plan's rows and tokens, or of another layout, or not finite.
+            StepError: the plan is stale or of other cursors.
+        """
+        self.cursors.check_plan(plan)
+        checks.check_inputs(self.layout, inputs, self.device)
+        if (inputs.batch, inputs.draft) != (plan.batch, plan.draft):
+            theirs, ours = (inputs.batch, inputs.draft), (plan.batch, plan.draft)
+            raise InputError(f"inputs have (B, T) = {theirs}; the plan is of {ours}")
+        if self.check_inputs:
+            checks.check_finite(self.layout, inputs, plan.rows, plan.lengths)
+            checks.check_decay(self.layout, inputs, plan.rows, plan.lengths)
         if self.meter is not None:
             self.meter.record(self.layout, plan)
         return self.backend.step(self.layer, plan, inputs)
 
     def settle(self, plan: StepPlan) -> None:
-        """Move the cursors past what the step folded; once per step for all layers that share them."""
+        """Move the cursors past what the step folded; once per step for all layers that share them.
+
+        Raises:
+            StepError: the plan is stale (settled before, for one) or of other cursors.
+        """
+        self.cursors.check_plan(plan)
         self.cursors.settle(plan)
-        self._open, self._stepped = plan, True
+        self._open = plan
 
     def commit(self, accepted: Tensor | Sequence[int] | int) -> None:
         """Accept the first `accepted [B]` new tokens of each row of the last step (the bonus token included).
@@ -293,7 +316,7 @@ class ReplayState:
             raise UnsupportedError(reason)
 
     def _last_step(self, call: str) -> StepPlan:
-        if not self._stepped or self._open is None:
+        if self._open is None:
             raise StepError(f"{call} before any step; call verify (or decode) first")
         return self._open
 

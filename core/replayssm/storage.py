@@ -96,7 +96,8 @@ def append_records(
     ring_row = (first[row].long() + t) % layout.rows
     for name, value in new.by_buffer():
         buffer = buffers[name]
-        buffer[slots[row], :, ring_row] = value.transpose(1, 2)[row, t].to(buffer.dtype)
+        limit = torch.finfo(buffer.dtype).max  # a u beyond fp16's range must not come back as an infinity
+        buffer[slots[row], :, ring_row] = value.transpose(1, 2)[row, t].clamp(-limit, limit).to(buffer.dtype)
 
 
 @dataclass(frozen=True)

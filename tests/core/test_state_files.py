@@ -14,7 +14,7 @@ from replayssm.conformance.inputs import Source
 from replayssm.conformance.memory import bits
 from replayssm.cursors import Cursors
 from replayssm.errors import InputError
-from replayssm.snapshot import load_slots, save_slots
+from replayssm.snapshot import digest, load_slots, save_slots
 
 
 def layout_of(kind=LayerKind.GDN, **changes):
@@ -127,7 +127,8 @@ def rewrite(path, change, layout=None):
         metadata = file.metadata()
     if layout is not None:
         metadata["layout"] = layout
-    save_file(change(load_file(path)), path, metadata=metadata)
+    changed = change(load_file(path))
+    save_file(changed, path, metadata={**metadata, "digest": digest(changed)})
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,28 @@ def rewrite(path, change, layout=None):
 def test_tampered(saved, name, change, match):
     rewrite(saved, lambda tensors: {**tensors, name: change(tensors[name])})
     refused(saved, match)
+
+
+def test_one_flipped_bit(saved):
+    data = bytearray(saved.read_bytes())
+    data[-5] ^= 0x10
+    saved.write_bytes(bytes(data))
+    refused(saved, "damaged")
+
+
+def test_decay_rates_missing(tmp_path):
+    state, _ = mid_window(layout_of(LayerKind.MAMBA2))
+    path = tmp_path / "x"
+    save_slots(state, [0], path)
+    rewrite(path, lambda tensors: {key: x for key, x in tensors.items() if key != "A"})
+    refused(path, "another layer", mid_window(layout_of(LayerKind.MAMBA2))[0], [0])
+
+
+def test_unwritable(tmp_path):
+    state, _ = mid_window(layout_of())
+    with pytest.raises(StateFileError, match="cannot be written"):
+        save_slots(state, [0], tmp_path / "missing" / "x")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["key_ring", "cursor.origin"])

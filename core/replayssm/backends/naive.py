@@ -90,7 +90,8 @@ class NaiveBackend:
         buffers["key_ring"][slot, :, ring_row] = new.k[i, t].to(buffers["key_ring"].dtype)
         buffers["gate_ring"][slot, :, ring_row] = new.gate[i, t].to(buffers["gate_ring"].dtype)
         value = new.v[i, t] if new.beta is None else u[0]
-        buffers["value_ring"][slot, :, ring_row] = value.to(buffers["value_ring"].dtype)
+        limit = torch.finfo(buffers["value_ring"].dtype).max
+        buffers["value_ring"][slot, :, ring_row] = value.clamp(-limit, limit).to(buffers["value_ring"].dtype)
         if new.beta is not None:
             buffers["raw_value_ring"][slot, :, ring_row] = new.v[i, t].to(buffers["raw_value_ring"].dtype)
             buffers["beta_ring"][slot, :, ring_row] = new.beta[i, t].to(buffers["beta_ring"].dtype)

@@ -20,7 +20,7 @@ ENGINES = {
     "trtllm": "tensorrt-llm",
     "vllm": "vllm",
 }
-_LIBRARIES = ("triton", "safetensors", "numpy", "pydantic")
+_LIBRARIES = ("triton", "safetensors", "numpy")
 
 
 @dataclass(frozen=True)

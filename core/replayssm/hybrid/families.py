@@ -42,7 +42,14 @@ def _grouped(fields: Fields) -> tuple[int, int]:
     heads = fields.integer("num_key_value_heads|num_attention_heads")
     if fields.find("head_dim|attention_head_dim") is not None:
         return heads, 2 * fields.integer("head_dim|attention_head_dim")
-    return heads, 2 * (fields.integer("hidden_size") // fields.integer("num_attention_heads"))
+    return heads, 2 * _head_dim(fields, fields.integer("hidden_size"))
+
+
+def _head_dim(fields: Fields, width: int) -> int:
+    heads = fields.integer("num_attention_heads")
+    if width < heads:
+        raise fields.error("hidden_size", f"leaves {heads} attention heads no elements; expected at least one each")
+    return width // heads
 
 
 def _latent(fields: Fields) -> tuple[int, int]:
@@ -52,8 +59,8 @@ def _latent(fields: Fields) -> tuple[int, int]:
 
 def _zamba2_attention(fields: Fields) -> tuple[int, int]:
     # The shared block sees the hidden state beside the embedding, so its heads are twice as wide.
-    heads = fields.integer("num_attention_heads")
-    return fields.integer("num_key_value_heads|num_attention_heads"), 2 * (2 * fields.integer("hidden_size") // heads)
+    heads = fields.integer("num_key_value_heads|num_attention_heads")
+    return heads, 2 * _head_dim(fields, 2 * fields.integer("hidden_size"))
 
 
 def _olmo_key_dim(fields: Fields) -> int:

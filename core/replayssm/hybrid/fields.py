@@ -7,6 +7,9 @@ from typing import Any
 
 from replayssm.errors import InputError
 
+MAX_INTEGER = 2**31
+"""No field of a real config is larger."""
+
 
 class Fields:
     """A JSON object whose fields go by several names.
@@ -27,15 +30,15 @@ class Fields:
                 return value
         return None
 
-    def integer(self, names: str, low: int = 1) -> int:
-        """An integer of at least `low`.
+    def integer(self, names: str, low: int = 1, high: int = MAX_INTEGER) -> int:
+        """An integer from `low` to `high`.
 
         Raises:
-            InputError: it is missing, not an integer, or too small.
+            InputError: it is missing, not an integer, or out of range.
         """
         value = self._required(names)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise self.error(names, f"is {value!r}; expected an integer of at least {low}")
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.error(names, f"is {short(value)}; expected an integer of at least {low} and at most {high}")
         return value
 
     def strings(self, names: str) -> list[str]:
@@ -46,18 +49,18 @@ class Fields:
         """
         value = self._required(names)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(names, f"is {_short(value)}; expected a list of strings")
+            raise self.error(names, f"is {short(value)}; expected a list of strings")
         return value
 
     def integers(self, names: str) -> list[int]:
-        """A list of integers.
+        """A list of integers, none of them twice.
 
         Raises:
             InputError: it is missing or something else.
         """
         value = self._required(names)
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise self.error(names, f"is {_short(value)}; expected a list of integers")
+        if not isinstance(value, list) or not all(type(item) is int for item in value) or len(set(value)) < len(value):
+            raise self.error(names, f"is {short(value)}; expected a list of integers, none of them twice")
         return value
 
     def error(self, names: str, problem: str) -> InputError:
@@ -72,6 +75,7 @@ class Fields:
         return value
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as it stands in a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

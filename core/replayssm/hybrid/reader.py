@@ -12,7 +12,7 @@ import torch
 
 from replayssm.errors import InputError
 from replayssm.hybrid.families import FAMILIES, Family, size
-from replayssm.hybrid.fields import Fields
+from replayssm.hybrid.fields import Fields, short
 from replayssm.hybrid.layers import ATTENTION, BOTH, RECURRENT, layer_names
 from replayssm.hybrid.model import HybridModel
 from replayssm.recurrence import Recurrence
@@ -26,14 +26,18 @@ def read_hybrid(path: str | Path) -> HybridModel:
     Raises:
         InputError: no such file, not JSON, not a hybrid model that is known, or a field that is missing or out of range.
     """
+    if not str(path) or "\0" in str(path):
+        raise InputError(f"path={str(path)!r} is not a path; expected a model's config.json, or its directory")
     path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
     try:
+        path = path / "config.json" if path.is_dir() else path
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"{path}: is not JSON: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply to be read") from None
     return parse_hybrid(values, str(path))
 
 
@@ -79,11 +83,13 @@ def _text_part(values: Mapping[str, Any], source: str) -> tuple[Fields, str]:
         if isinstance(name, str) and name in FAMILIES:
             return text, name
     given = next((name for name in types if name is not None), None)
-    raise text.error("model_type", f"is {given!r}, not a hybrid model that is known; known are {', '.join(FAMILIES)}")
+    raise text.error(
+        "model_type", f"is {short(given)}, not a hybrid model that is known; known are {', '.join(FAMILIES)}"
+    )
 
 
 def _recurrence(fields: Fields, family: Family) -> Recurrence:
-    sizes = (size(fields, field) for field in (family.heads, family.groups, family.value_dim, family.key_dim))
+    sizes = [size(fields, field) for field in (family.heads, family.groups, family.value_dim, family.key_dim)]
     try:
         return Recurrence(family.kind, *sizes)
     except InputError as error:
@@ -95,8 +101,8 @@ def _activation(text: Fields, whole: Fields) -> torch.dtype:
         name = fields.find("dtype|torch_dtype")
         if name is None or name == "auto":
             continue
-        if name not in _DTYPES:
-            raise fields.error("dtype|torch_dtype", f"is {name!r}; expected one of {', '.join(_DTYPES)}")
+        if not isinstance(name, str) or name not in _DTYPES:
+            raise fields.error("dtype|torch_dtype", f"is {short(name)}; expected one of {', '.join(_DTYPES)}")
         return _DTYPES[name]
     # Configs written by hand or by recent releases may leave it out; engines then serve in bfloat16.
     return torch.bfloat16

@@ -9,6 +9,9 @@ from replayssm.hybrid import HybridModel
 from replayssm.layout import MAX_DRAFT, MAX_WINDOW, StateLayout
 from replayssm.precision import PrecisionPolicy
 
+# Larger numbers describe no machine, and floats of bytes would overflow.
+_MAX = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class PlanSettings:
@@ -38,15 +41,15 @@ class PlanSettings:
     preset: str = "exact"
 
     def __post_init__(self) -> None:
-        for name, high in (("batch", 2**31 - 1), ("draft", MAX_DRAFT), ("window", MAX_WINDOW), ("tp", 2**31 - 1)):
+        for name, high in (("batch", _MAX), ("draft", MAX_DRAFT), ("window", MAX_WINDOW), ("tp", _MAX)):
             if not 1 <= getattr(self, name) <= high:
                 raise InputError(f"{name}={getattr(self, name)} must be from 1 to {high}")
         if not 0.0 <= self.acceptance <= 1.0:
             raise InputError(f"acceptance={self.acceptance} must be from 0 to 1")
-        if not 0.0 < self.memory_gib < float("inf"):
-            raise InputError(f"memory_gib={self.memory_gib} must be above 0 and finite")
-        if self.context is not None and self.context < 0:
-            raise InputError(f"context={self.context} must be at least 0")
+        if not 0.0 < self.memory_gib <= _MAX:
+            raise InputError(f"memory_gib={self.memory_gib} must be above 0 and at most {_MAX}")
+        if self.context is not None and not 0 <= self.context <= _MAX:
+            raise InputError(f"context={self.context} must be from 0 to {_MAX}")
         PrecisionPolicy.preset(self.preset)
 
     def layout(self, model: HybridModel, preset: str, window: int | None = None) -> StateLayout:

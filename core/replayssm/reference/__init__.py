@@ -1,1 +1,1 @@
-"""Float64 truth in plain loops: the recurrence itself, and the replay protocol over it."""
+"""Float64 truth in plain loops: the recurrence itself. `backends.naive` is the replay protocol over it."""
