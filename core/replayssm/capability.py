@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,41 +43,30 @@ class Capability:
 # Under its interpreter Triton runs kernels on the CPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
+_EVERYTHING = Capability(
+    backend="naive",
+    layers=ALL_LAYERS,
+    modes=(STANDARD, DRAFT, TREE),
+    checkpoints=CHECKPOINTS,
+    read_copies=READ_COPIES,
+    devices=("cpu", "cuda"),
+    activations=ACTIVATIONS,
+    graph_capture=False,
+)
+_FUSED = Capability(
+    backend="triton",
+    layers=ALL_LAYERS,
+    modes=(STANDARD, DRAFT, TREE),
+    checkpoints=("fp32", "bf16", "fp16", "fp8"),
+    read_copies=(None,),
+    devices=("cpu", "cuda") if _INTERPRETED else ("cuda",),
+    activations=(torch.bfloat16, torch.float16, torch.float32),
+    graph_capture=False,
+    key_dims=(16, 32, 64, 128, 256),
+)
+
 CAPABILITIES: dict[str, Capability] = {
-    row.backend: row
-    for row in (
-        Capability(
-            backend="naive",
-            layers=ALL_LAYERS,
-            modes=(STANDARD, DRAFT, TREE),
-            checkpoints=CHECKPOINTS,
-            read_copies=READ_COPIES,
-            devices=("cpu", "cuda"),
-            activations=ACTIVATIONS,
-            graph_capture=False,
-        ),
-        Capability(
-            backend="torch",
-            layers=ALL_LAYERS,
-            modes=(STANDARD, DRAFT, TREE),
-            checkpoints=CHECKPOINTS,
-            read_copies=READ_COPIES,
-            devices=("cpu", "cuda"),
-            activations=ACTIVATIONS,
-            graph_capture=False,
-        ),
-        Capability(
-            backend="triton",
-            layers=ALL_LAYERS,
-            modes=(STANDARD, DRAFT, TREE),
-            checkpoints=("fp32", "bf16", "fp16", "fp8"),
-            read_copies=(None,),
-            devices=("cpu", "cuda") if _INTERPRETED else ("cuda",),
-            activations=(torch.bfloat16, torch.float16, torch.float32),
-            graph_capture=False,
-            key_dims=(16, 32, 64, 128, 256),
-        ),
-    )
+    row.backend: row for row in (_EVERYTHING, replace(_EVERYTHING, backend="torch"), _FUSED)
 }
 """Backend → what it serves."""
 
