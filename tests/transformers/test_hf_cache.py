@@ -114,6 +114,42 @@ def test_refused_operations_leave_the_cache_usable(name):
     assert (logits - expected[:, -1:]).abs().max() < LOGIT_TOLERANCE
 
 
+def test_a_refused_crop_cuts_no_layer(name):
+    model = tiny(name)
+    expected, _ = run(model, [prompt(6), *tokens(6)])
+    with enabled(model, window=4, max_draft=3):
+        cache = new_cache(model)
+        _, cache = run(model, [prompt(6), *tokens(3)], cache)
+        with pytest.raises(InputError, match=r"does not record its past; call cache\.activate_past_recording"):
+            cache.crop(-1)
+        cache.activate_past_recording()
+        run(model, [torch.cat(tokens(6)[3:5], dim=1)], cache, start=9)
+        lengths = sizes(cache)
+        for count, reason in ((-3, "only the last 2 await acceptance"), (1, "would keep a length")):
+            # Attention first: it would be cut before ours refuse.
+            kept = cache.layers
+            cache.layers = sorted(kept, key=lambda layer: isinstance(layer, ReplayLayer))
+            with pytest.raises(InputError, match=reason):
+                cache.crop(count)
+            cache.layers = kept
+            assert sizes(cache) == lengths
+        cache.crop(-1)
+        logits, _ = run(model, [torch.cat(tokens(6)[4:], dim=1)], cache, start=10)
+    assert (logits - expected[:, -2:]).abs().max() < LOGIT_TOLERANCE
+
+
+def sizes(cache):
+    """Tokens in the attention part of each layer and columns in the convolution part."""
+    return [
+        [
+            state.shape
+            for state in (getattr(layer, "keys", None), getattr(layer, "conv_states", {}).get(0))
+            if state is not None
+        ]
+        for layer in cache.layers
+    ]
+
+
 def _batch_of_two(layer):
     from types import SimpleNamespace
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
-from tiny_models import VOCAB, build, enabled, forward, new_cache, prompt, run, tiny
+from tiny_models import LOGIT_TOLERANCE, VOCAB, build, enabled, forward, new_cache, prompt, run, tiny
 from transformers import DynamicCache, StaticCache
 
 import replayssm_transformers
@@ -81,6 +83,10 @@ GENERATE = {
     "offloaded cache": ({"cache_implementation": "offloaded"}, "cache_implementation='offloaded'"),
     "quantized cache": ({"cache_implementation": "quantized"}, "cache_implementation='quantized'"),
     "multi-token prediction": ({"use_mtp": True}, "use_mtp is not served"),
+    "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive search is not served"),
+    "DoLa": ({"dola_layers": "low", "trust_remote_code": True}, "dola generation is not served"),
+    "DoLa, untrusted": ({"dola_layers": "low"}, "dola generation is not served"),
+    "no lookup drafts": ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens=0 drafts nothing"),
     "too many lookup drafts": ({"prompt_lookup_num_tokens": 8}, "need max_draft=9, but it is 8"),
 }
 
@@ -179,6 +185,78 @@ def test_nan_in_the_weights_is_named_and_touches_no_state():
         with pytest.raises(InputError, match=r"inputs.gate holds NaN"):
             forward(model, prompt(1), cache)
         assert torch.equal(layer.handle.replay.state(), before)
+
+
+def poison(model, index, cache):
+    """A step that layer `index` refuses, after those before it took it."""
+    bias = model.model.layers[index].linear_attn.dt_bias
+    kept = bias.data.clone()
+    bias.data.fill_(float("nan"))
+    try:
+        with pytest.raises(InputError, match=r"holds NaN.*; the cache holds part of a refused step") as caught:
+            forward(model, prompt(1), cache)
+    finally:
+        bias.data.copy_(kept)
+    assert "was changed" not in str(caught.value)
+
+
+def test_a_cache_with_part_of_a_refused_step_is_refused_until_reset():
+    model = build(NAME)
+    with enabled(model):
+        _, cache = run(model, [prompt()])
+        _, other = run(model, [prompt()])
+        poison(model, 2, cache)
+        cache.activate_past_recording()
+        calls = (
+            lambda: forward(model, prompt(1), cache),
+            lambda: forward(model, prompt(1), copy.deepcopy(cache)),
+            # The first layer, whose own numbers were fine, by itself.
+            lambda: model.model.layers[0].linear_attn(torch.zeros(1, 1, 32), cache),
+            lambda: cache.crop(0),
+            lambda: cache.layers[0].batch_select_indices(torch.tensor([0])),
+            lambda: cache.layers[0].batch_repeat_interleave(2),
+        )
+        length = cache.get_seq_length()
+        for call in calls:
+            with pytest.raises(InputError, match="part of a refused step; start again from the prompt"):
+                call()
+        assert cache.get_seq_length() == length
+        forward(model, prompt(1), other)
+        cache.reset()
+        forward(model, prompt(1), cache)
+
+
+def test_a_refused_prompt_breaks_its_cache_too():
+    model = build(NAME)
+    with enabled(model):
+        cache = new_cache(model)
+        poison(model, 2, cache)
+        with pytest.raises(InputError, match="part of a refused step"):
+            forward(model, prompt(1), cache)
+
+
+def test_disable_warns_of_a_broken_cache(caplog):
+    model = build(NAME)
+    with enabled(model):
+        _, cache = run(model, [prompt()])
+        poison(model, 2, cache)
+    assert "part of a refused step" in caplog.text
+    assert not hasattr(cache.layers[0], "broken")
+
+
+def test_another_batch_size_than_the_cache_s_changes_nothing():
+    model = tiny(NAME)
+    expected, _ = run(model, [prompt(), prompt(1)])
+    with enabled(model):
+        _, cache = run(model, [prompt()])
+        for call in (
+            lambda: forward(model, prompt(1, rows=2), cache),
+            lambda: model.model.layers[0].linear_attn(torch.zeros(2, 1, 32), cache),
+        ):
+            with pytest.raises(InputError, match="batch has 2 rows, the cache holds 1"):
+                call()
+        logits, _ = run(model, [prompt(1)], cache, start=12)
+    assert (logits - expected[:, -1:]).abs().max() < LOGIT_TOLERANCE
 
 
 def test_a_state_that_the_model_computed_itself_is_refused(monkeypatch):

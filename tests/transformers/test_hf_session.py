@@ -10,6 +10,7 @@ import logging
 import pytest
 import torch
 from tiny_models import BY_NAME, GREEDY, build, cache_name, enabled, forward, prompt, run, tiny
+from transformers.cache_utils import Cache
 
 import replayssm_transformers
 from replayssm import InputError, ReplayConfig, UnsupportedError
@@ -74,12 +75,53 @@ def test_enable_twice_is_one_session_and_another_config_is_refused():
         replayssm_transformers.disable(model)
 
 
+@pytest.mark.parametrize("config", ["dual-nvfp4", {"window": 16}, 16])
+def test_a_config_of_another_type_is_refused(config):
+    with pytest.raises(InputError, match=r"must be a ReplayConfig, as in ReplayConfig\(preset=\.\.\.\) or .*from_dict"):
+        replayssm_transformers.enable(tiny(QWEN), config)
+    assert replayssm_transformers.session_of(tiny(QWEN)) is None
+
+
+@pytest.mark.parametrize("other", [None, "model", torch.nn.Linear(1, 1)])
+def test_there_is_no_session_of_anything_else(other):
+    assert replayssm_transformers.session_of(other) is None
+
+
+def test_the_environment_configures_where_the_call_does_not(monkeypatch):
+    monkeypatch.setenv("REPLAYSSM_CONFIG", '{"window": 5, "preset": "dual-nvfp4"}')
+    try:
+        session = replayssm_transformers.enable(tiny(QWEN))
+        assert session.config == ReplayConfig(window=5, preset="dual-nvfp4")
+        assert replayssm_transformers.enable(tiny(QWEN)) is session
+    finally:
+        replayssm_transformers.disable(tiny(QWEN))
+    with enabled(tiny(QWEN), window=3) as session:
+        assert session.config == ReplayConfig(window=3)
+    monkeypatch.setenv("REPLAYSSM_CONFIG", '{"windows": 5}')
+    with pytest.raises(InputError, match="unknown field 'windows'"):
+        replayssm_transformers.enable(tiny(QWEN))
+    monkeypatch.delenv("REPLAYSSM_CONFIG")
+    try:
+        assert replayssm_transformers.enable(tiny(QWEN)).config == ReplayConfig()
+    finally:
+        replayssm_transformers.disable(tiny(QWEN))
+
+
+@pytest.mark.parametrize(("check", "checked"), [("auto", True), ("always", True), ("never", False)])
+def test_values_are_checked_as_the_config_says(check, checked):
+    with enabled(tiny(QWEN), check_inputs=check) as session:
+        _, cache = forward(tiny(QWEN), prompt())
+        assert cache.layers[0].handle.replay.check_inputs is checked is session.config.checks_values("cpu")
+
+
 def test_disable_restores_everything():
     model, family = tiny(QWEN), BY_NAME[QWEN]
-    before, names = operators(family), set(model.__dict__)
+    before, names, crop = operators(family), set(model.__dict__), Cache.crop
     with enabled(model):
         assert operators(family) != before
+        assert Cache.crop is not crop
     assert operators(family) == before
+    assert Cache.crop is crop
     assert set(model.__dict__) == names
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     with pytest.raises(ValueError, match="stateful"):

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from replayssm import InputError, UnsupportedError
 from replayssm_transformers.cache_map import recurrent_layers
-from replayssm_transformers.layer import check_layer
+from replayssm_transformers.layer import ReplayLayer, check_layer
 from replayssm_transformers.surface import MODEL_CACHE_NAMES, check_cache_surface, check_surface
 from replayssm_transformers.table import FAMILIES, mixers_of
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from replayssm_transformers.table import Family
 
 SERVED_MODES = ("greedy_search", "sample", "assisted_generation")
+TOKENS = ("input_ids", "inputs_embeds")
 SERVED_CACHES = (None, "dynamic")
 GENERATE_CACHE_NAMES = ("cache", "past_key_values")
 """Under which of its names generate makes the cache itself; 5.17 does not for Mamba2."""
@@ -56,17 +57,17 @@ def check_forward(session: Session, arguments: dict[str, Any]) -> None:
         arguments: what the model's forward got, by name.
 
     Raises:
-        InputError: an empty prompt.
+        InputError: an empty prompt, another batch size than the cache's, or a cache that a refused step left broken.
         UnsupportedError: training, gradients, compilation, or a cache that cannot be served. A forward with
             use_cache=False keeps no state and is not refused.
     """
-    for name in ("input_ids", "inputs_embeds"):
-        tokens = arguments.get(name)
-        if tokens is not None and (tokens.shape[0] == 0 or tokens.shape[1] == 0):
+    given = {name: arguments[name] for name in TOKENS if arguments.get(name) is not None}
+    for name, tokens in given.items():
+        if tokens.shape[0] == 0 or tokens.shape[1] == 0:
             raise InputError(f"{name} is empty, shape {tuple(tokens.shape)}; expected at least one row and one token")
     cache = find_cache(arguments)
     if cache is not None:
-        _check_cache(session, cache)
+        _check_cache(session, cache, {tokens.shape[0] for tokens in given.values()})
     elif not _uses_cache(session, arguments):
         return
     if torch.compiler.is_compiling():
@@ -88,13 +89,10 @@ def check_generation(session: Session, mode: Any, config: Any, kwargs: dict[str,
     """One call of generate, as transformers decided its mode.
 
     Raises:
-        InputError: more drafts than max_draft serves.
+        InputError: no drafts at all, or more than max_draft serves.
         UnsupportedError: beam search and other modes, a cache implementation, training mode.
     """
-    name = str(getattr(mode, "value", mode))
-    if name not in SERVED_MODES:
-        what = "beam search" if "beam" in name else name.replace("_", " ")
-        raise UnsupportedError(f"{what} is not served; use greedy decoding, sampling, or assisted decoding with either")
+    name = check_mode(mode)
     if config.cache_implementation not in SERVED_CACHES:
         raise UnsupportedError(
             f"cache_implementation={config.cache_implementation!r} is not served; leave it out (dynamic cache)"
@@ -110,6 +108,19 @@ def check_generation(session: Session, mode: Any, config: Any, kwargs: dict[str,
         _check_drafts(session, config, kwargs.get("assistant_model"))
 
 
+def check_mode(mode: Any) -> str:  # noqa: ANN401  transformers is untyped
+    """The name of a served mode of generate.
+
+    Raises:
+        UnsupportedError: beam search, contrastive search, DoLa and other modes.
+    """
+    name = str(getattr(mode, "value", mode))
+    if name not in SERVED_MODES:
+        what = "beam search" if "beam" in name else name.replace("_", " ")
+        raise UnsupportedError(f"{what} is not served; use greedy decoding, sampling, or assisted decoding with either")
+    return name
+
+
 def _check_drafts(session: Session, config: Any, assistant: Any) -> None:  # noqa: ANN401  transformers is untyped
     for option in ("use_mtp", "assistant_early_exit", "speculation_type"):
         if getattr(config, option, None):
@@ -117,6 +128,8 @@ def _check_drafts(session: Session, config: Any, assistant: Any) -> None:  # noq
     option, drafts = "prompt_lookup_num_tokens", config.prompt_lookup_num_tokens
     if assistant is not None:
         option, drafts = "num_assistant_tokens", assistant.generation_config.num_assistant_tokens or 20
+    if drafts is not None and drafts < 1:
+        raise InputError(f"{option}={drafts} drafts nothing; give at least 1, or leave it out")
     limit = session.config.max_draft
     if drafts is not None and drafts + 1 > limit:
         where = "assistant_model.generation_config." if assistant is not None else ""
@@ -126,7 +139,7 @@ def _check_drafts(session: Session, config: Any, assistant: Any) -> None:  # noq
         )
 
 
-def _check_cache(session: Session, cache: Any) -> None:  # noqa: ANN401  transformers is untyped
+def _check_cache(session: Session, cache: Any, batches: set[int]) -> None:  # noqa: ANN401  transformers is untyped
     if not isinstance(cache, DynamicCache):
         raise UnsupportedError(
             f"a cache of class {type(cache).__name__} is not served; make it with DynamicCache(config=model.config)"
@@ -139,7 +152,11 @@ def _check_cache(session: Session, cache: Any) -> None:  # noqa: ANN401  transfo
                 f"the cache has {len(cache.layers)} layers and none for layer {index}; "
                 "make it with DynamicCache(config=model.config)"
             )
-        check_layer(cache.layers[index], session)
+        layer = cache.layers[index]
+        check_layer(layer, session)
+        if isinstance(layer, ReplayLayer):
+            for rows in batches:
+                layer.check_rows(rows)
 
 
 def _uses_cache(session: Session, arguments: dict[str, Any]) -> bool:

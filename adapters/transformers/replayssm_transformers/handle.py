@@ -60,8 +60,8 @@ class ReplayHandle:
         total = call.inputs.draft
         if self.replay is None:
             self._open(call, initial)
-        elif call.inputs.batch != self.replay.layout.slots:
-            raise InputError(f"the batch has {call.inputs.batch} rows, the cache holds {self.replay.layout.slots}")
+        else:
+            self.check_rows(call.inputs.batch)
         records = min(total, self.config.max_draft) if recording else int(total == 1 and not fresh)
         head = total - records
         parts = [self._prefill(call, head, fresh)] if head else []
@@ -70,6 +70,15 @@ class ReplayHandle:
             parts.append(self._record(slice_tokens(tokens, head), recording))
         self.seen += total
         return call.answer(torch.cat([part.to(parts[0].dtype) for part in parts], dim=1), self)
+
+    def check_rows(self, rows: int) -> None:
+        """Whether a batch fits the slots.
+
+        Raises:
+            InputError: another batch size than the cache's.
+        """
+        if self.replay is not None and rows != self.replay.layout.slots:
+            raise InputError(f"the batch has {rows} rows, the cache holds {self.replay.layout.slots}")
 
     def check_crop(self, count: int) -> None:
         """Whether the last `count` tokens can be removed.
@@ -147,14 +156,13 @@ class ReplayHandle:
 
     def _make(self, layout: StateLayout, decay_rates: Tensor | None, device: torch.device) -> ReplayState:
         config = self.config
-        check = config.check_inputs == "always" or (config.check_inputs == "auto" and device.type == "cpu")
         return ReplayState(
             layout,
             A=decay_rates,
             backend=config.backend,
             flush=config.flush,
             device=device,
-            check_inputs=check,
+            check_inputs=config.checks_values(device.type),
             seed=config.seed,
             meter=self.meter,
         )

@@ -6,6 +6,7 @@ cache that the caller holds is the cache that is served.
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import cache_utils
 
-from replayssm import InputError, LayerKind, ReplayConfig, UnsupportedError
-from replayssm_transformers.active import current
+from replayssm import InputError, LayerKind, ReplayConfig, ReplaySSMError, UnsupportedError
+from replayssm_transformers.active import cache_layers, current
 from replayssm_transformers.handle import ReplayHandle
 from replayssm_transformers.operators import Call, swap_state
 from replayssm_transformers.surface import CACHE_LAYERS
@@ -29,6 +30,11 @@ _WEYL = 0x9E3779B97F4A7C15
 STATE = 0
 """Index of the one recurrent state that the served layers have."""
 
+# What the core says of its own part, which is not the whole.
+_NO_CHANGE = re.compile(r", (nothing|no slot) was changed")
+
+BROKEN = "the cache holds part of a refused step; start again from the prompt, with a new cache"
+
 SERVED = tuple(getattr(cache_utils, name) for name in CACHE_LAYERS)
 
 
@@ -40,6 +46,7 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
         kind: recurrence of the layer.
         index: number of the layer in its model.
         handle: the replay state, None before the first token.
+        broken: whether a step was refused halfway, after some layers of the cache took its tokens; until `reset`.
         ordinary: the class that the layer had.
     """
 
@@ -47,6 +54,7 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
     kind: LayerKind
     index: int
     handle: ReplayHandle | None
+    broken: bool
     ordinary: type
     recurrent_states: dict[int, Any]
     conv_kernel_size: dict[int, Any]
@@ -72,6 +80,35 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
         self.is_recurrent_states_initialized[STATE] = True
         return result
 
+    def refuse_step(self, error: ReplaySSMError) -> None:
+        """A step is refused in this layer: those before it have taken its tokens, so the whole cache is given up.
+
+        The error's message is completed. A layer that stands alone keeps its state, and nothing is marked.
+        """
+        layers = [layer for layer in cache_layers() if isinstance(layer, ReplayLayer)]
+        for layer in layers:
+            layer.broken = True
+        if layers:
+            error.args = (f"{_NO_CHANGE.sub('', str(error))}; {BROKEN}",)
+
+    def check_whole(self) -> None:
+        """Whether all layers of the cache have taken the same tokens.
+
+        Raises:
+            InputError: a step was refused halfway.
+        """
+        if self.broken:
+            raise InputError(BROKEN)
+
+    def check_rows(self, rows: int) -> None:
+        """Whether a batch has as many rows as the state.
+
+        Raises:
+            InputError: it has not; nothing was changed.
+        """
+        if self.handle is not None:
+            self.handle.check_rows(rows)
+
     def update_recurrent_state(self, recurrent_states: Any, state_idx: int = STATE, **kwargs: Any) -> Any:  # noqa: ANN401
         """The mixer hands back what the operator returned; a tensor from elsewhere replaces the state.
 
@@ -81,9 +118,11 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
         if recurrent_states is self.handle and self.handle is not None:
             return recurrent_states
         if current() is self:
-            raise UnsupportedError(
+            error = UnsupportedError(
                 "the model's own kernel computed the state in place of the replaced operator; load it without use_kernels"
             )
+            self.refuse_step(error)
+            raise error
         self._drop()
         return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
 
@@ -101,31 +140,48 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
             self.conv_states[state_idx] = past[..., -reach:]
         return super().update_conv_state(conv_states, state_idx, conv_kernel_size, **kwargs)
 
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Whether `crop` would go through.
+
+        Raises:
+            InputError: see `crop`.
+        """
+        self.check_whole()
+        if tokens_to_remove > 0:
+            raise InputError(f"crop({tokens_to_remove}) would keep a length; give minus the number of tokens to remove")
+        if self._is_empty:
+            return
+        if not self.record_past:
+            raise InputError(
+                f"crop({tokens_to_remove}) of a cache that does not record its past; "
+                "call cache.activate_past_recording() before the step"
+            )
+        if self.handle is not None:
+            self.handle.check_crop(abs(tokens_to_remove))
+
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last `-tokens_to_remove` tokens.
 
         Raises:
-            InputError: a positive number, or more tokens than await acceptance; nothing was changed.
+            InputError: a positive number, more tokens than await acceptance, a past that is not recorded, or a step
+                that was refused halfway; nothing was changed.
         """
-        if tokens_to_remove > 0:
-            raise InputError(f"crop({tokens_to_remove}) would keep a length; give minus the number of tokens to remove")
-        if not any(self.is_conv_states_initialized.values()):
-            # Before the first token, and in the empty layers of transformers 5.17: its own crop would fail.
+        self.check_crop(tokens_to_remove)
+        if self._is_empty:
             return
-        count = abs(tokens_to_remove)
-        if self.handle is not None:
-            self.handle.check_crop(count)
         super().crop(tokens_to_remove)
         if self.handle is not None:
-            self.handle.crop(count)
+            self.handle.crop(abs(tokens_to_remove))
 
     def reset(self) -> None:
         """Forget everything; the next prompt starts from nothing."""
+        self.broken = False
         self._drop()
         super().reset()
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the given rows of the batch."""
+        self.check_whole()
         parent = getattr(super(), "batch_select_indices", None)
         if parent is not None:
             parent(indices)
@@ -137,6 +193,7 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row of the batch."""
+        self.check_whole()
         parent = getattr(super(), "batch_repeat_interleave", None)
         if parent is not None:
             parent(repeats)
@@ -166,8 +223,13 @@ class ReplayLayer(cache_utils.LinearAttentionLayer):
             state = swap_state(self.kind, handle.state()).contiguous()
             self.recurrent_states[STATE] = state
             self.is_recurrent_states_initialized[STATE] = True
-        del self.session, self.kind, self.handle
+        del self.session, self.kind, self.handle, self.broken
         self.__class__ = self.ordinary
+
+    @property
+    def _is_empty(self) -> bool:
+        """Before the first token, and in the empty layers of transformers 5.17: its own crop would fail."""
+        return not any(self.is_conv_states_initialized.values())
 
     def _drop(self) -> None:
         if self.handle is not None:
@@ -189,12 +251,13 @@ def adopt(layer: Any, session: Session, kind: LayerKind, index: int = 0) -> Repl
         index: number of the layer in its model.
 
     Raises:
-        UnsupportedError: see `check_layer`.
+        InputError, UnsupportedError: see `check_layer`.
     """
     check_layer(layer, session)
     if not isinstance(layer, ReplayLayer):
         layer.__class__ = _CONVERTED[type(layer)]
         layer.session, layer.kind, layer.index, layer.handle = session, kind, index, None
+        layer.broken = False
         session.layers_alive.add(layer)
     assert isinstance(layer, ReplayLayer)
     return layer
@@ -209,11 +272,13 @@ def check_layer(layer: Any, session: Session) -> None:  # noqa: ANN401  transfor
     """Whether a cache layer can be served.
 
     Raises:
+        InputError: a step was refused halfway.
         UnsupportedError: a static or foreign layer class, several states, or a cache of another enabled model.
     """
     if isinstance(layer, ReplayLayer):
         if layer.session is not session:
             raise UnsupportedError("the cache belongs to another enabled model; use one cache for each model")
+        layer.check_whole()
         return
     if type(layer) not in SERVED:
         raise UnsupportedError(

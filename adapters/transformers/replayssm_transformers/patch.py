@@ -1,5 +1,7 @@
 """Replaces the operators of a modelling module, once for all enabled models, and restores them with the last one.
 
+So it does with the crop of a cache, which must not cut the attention layers before one of ours refuses.
+
 A replaced operator serves only calls from inside an enabled model's mixer that has a cache; any other call, from another
 model of the same module too, goes to the original unchanged.
 """
@@ -12,18 +14,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import cache_utils
 
-from replayssm import LayerKind
+from replayssm import LayerKind, ReplaySSMError
 from replayssm_transformers.active import current
+from replayssm_transformers.layer import ReplayLayer
 from replayssm_transformers.operators import convert
-from replayssm_transformers.surface import CONV_FULL, CONV_STEP, OPERATORS
+from replayssm_transformers.surface import CACHE_CROP, CONV_FULL, CONV_STEP, OPERATORS
 from replayssm_transformers.table import Family
-
-if TYPE_CHECKING:
-    from replayssm_transformers.layer import ReplayLayer
 
 Function = Callable[..., Any]
 
@@ -35,6 +36,7 @@ class _Patch:
 
 
 _patches: dict[str, _Patch] = {}
+_cache_originals: dict[str, Function] = {}
 _lock = threading.Lock()
 
 
@@ -44,6 +46,9 @@ def install(family: Family) -> None:
         if family.module in _patches:
             _patches[family.module].users += 1
             return
+        if not _patches:
+            _cache_originals[CACHE_CROP] = getattr(cache_utils.Cache, CACHE_CROP)
+            setattr(cache_utils.Cache, CACHE_CROP, _crop(_cache_originals[CACHE_CROP]))
         module = importlib.import_module(family.module)
         wrappers = {name: _operator(family, getattr(module, name)) for name in OPERATORS[family.kind]}
         wrappers[CONV_STEP] = _convolution(module, getattr(module, CONV_STEP))
@@ -64,12 +69,25 @@ def uninstall(family: Family) -> None:
         for name, original in patch.originals.items():
             setattr(module, name, original)
         del _patches[family.module]
+        if not _patches:
+            setattr(cache_utils.Cache, CACHE_CROP, _cache_originals.pop(CACHE_CROP))
 
 
 def installed() -> dict[str, int]:
     """Modelling modules whose operators are replaced → models that use the replacement."""
     with _lock:
         return {name: patch.users for name, patch in _patches.items()}
+
+
+def _crop(original: Function) -> Function:
+    @functools.wraps(original)
+    def crop(cache: Any, tokens_to_remove: int) -> None:  # noqa: ANN401  transformers is untyped
+        for layer in cache.layers:
+            if isinstance(layer, ReplayLayer):
+                layer.check_crop(tokens_to_remove)
+        original(cache, tokens_to_remove)
+
+    return crop
 
 
 def _operator(family: Family, original: Function) -> Function:
@@ -88,7 +106,11 @@ def _serve(
     layer: ReplayLayer, kind: LayerKind, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:  # noqa: ANN401  the original's own
     """Outside of any graph: a compiled model calls back for each state-space layer."""
-    return layer.serve(convert(kind, original, args, kwargs))
+    try:
+        return layer.serve(convert(kind, original, args, kwargs))
+    except ReplaySSMError as error:
+        layer.refuse_step(error)
+        raise
 
 
 def _convolution(module: ModuleType, original: Function) -> Function:

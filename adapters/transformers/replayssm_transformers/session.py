@@ -17,10 +17,10 @@ from replayssm import InputError, Recurrence, ReplayConfig, StateLayout, Unsuppo
 from replayssm.capability import choose_backend, supports
 from replayssm_transformers import active, patch
 from replayssm_transformers.cache_map import empty_layers
-from replayssm_transformers.guards import check_forward, check_generation, check_model, find_cache
-from replayssm_transformers.layer import ReplayLayer, adopt
+from replayssm_transformers.guards import check_forward, check_generation, check_mode, check_model, find_cache
+from replayssm_transformers.layer import BROKEN, ReplayLayer, adopt
 from replayssm_transformers.meter import ModelMeter
-from replayssm_transformers.surface import MIXER_CACHE_NAMES, STATEFUL, VALIDATE
+from replayssm_transformers.surface import HUB_RECIPE, MIXER_CACHE_NAMES, STATEFUL, VALIDATE
 from replayssm_transformers.table import Family, geometry, mixers_of
 
 logger = logging.getLogger(__name__)
@@ -83,15 +83,18 @@ class Session:
         setattr(model, STATEFUL, False)
         if hasattr(model, VALIDATE):
             setattr(model, VALIDATE, types.MethodType(_validate, model))
+        if hasattr(model, HUB_RECIPE):
+            setattr(model, HUB_RECIPE, types.MethodType(_hub_recipe, model))
 
     def close(self) -> None:
         """Undo `open`; caches alive become ordinary ones and keep their states."""
+        if any(layer.broken for layer in self.layers_alive):
+            logger.warning("%s; as an ordinary one it can no longer refuse", BROKEN)
         for layer in list(self.layers_alive):
             layer.release()
         for hook in self._hooks:
             hook.remove()
-        for name in (STATEFUL, VALIDATE):
-            self.model.__dict__.pop(name, None)
+        _restore_model(self.model)
         self._restore()
 
     def shares_layers(self, mixers: Iterable[nn.Module]) -> bool:
@@ -115,7 +118,10 @@ class Session:
         if cache is None and len(args) > 1:
             cache = args[1]
         if family is not None and cache is not None:
-            active.enter(adopt(cache.layers[mixer.layer_idx], self, family.kind, mixer.layer_idx))
+            layer = adopt(cache.layers[mixer.layer_idx], self, family.kind, mixer.layer_idx)
+            # A model inside the enabled one may have been called, past the check of the whole.
+            layer.check_rows(len(args[0] if args else kwargs["hidden_states"]))
+            active.enter(layer, cache.layers)
 
     def _leave(self, *_: object) -> None:
         active.leave()
@@ -132,16 +138,23 @@ def enable(model: nn.Module, config: ReplayConfig | None = None) -> Session:
 
     Args:
         model: a hybrid model of transformers (see `table.FAMILIES`), its text model, or a multimodal wrapper of it.
-        config: window, draft limit, precision; the defaults when None.
+        config: window, draft limit, precision. When None, those of the environment variable REPLAYSSM_CONFIG (JSON, or a
+            path to a JSON file), and the defaults where it is not set.
 
     Returns:
         The session; the same one when the model is enabled with this configuration already.
 
     Raises:
-        InputError: not a model, enabled with another configuration, or dimensions that the precision does not serve.
+        InputError: not a model, not a ReplayConfig, a bad REPLAYSSM_CONFIG, enabled with another configuration, or
+            dimensions that the precision does not serve.
         UnsupportedError: the model, or the installed transformers, cannot be served. Nothing was changed.
     """
-    config = ReplayConfig() if config is None else config
+    if config is None:
+        config = ReplayConfig.from_environment() or ReplayConfig()
+    if not isinstance(config, ReplayConfig):
+        raise InputError(
+            f"config={config!r} must be a ReplayConfig, as in ReplayConfig(preset=...) or ReplayConfig.from_dict({{...}})"
+        )
     present = _sessions.get(model) if isinstance(model, nn.Module) else None
     if present is not None:
         if present.config != config:
@@ -172,22 +185,35 @@ def disable(model: nn.Module) -> None:
     session.close()
 
 
-def session_of(model: nn.Module) -> Session | None:
+def session_of(model: nn.Module | None) -> Session | None:
     """The session of an enabled model, None when it is not enabled."""
-    return _sessions.get(model)
+    return _sessions.get(model) if isinstance(model, nn.Module) else None
 
 
 def _validate(model: Any, mode: Any, config: Any, kwargs: dict[str, Any]) -> None:  # noqa: ANN401
     """Stands before transformers' own check of a call of generate."""
     session = _sessions.get(model)
     if session is None:
-        # A copy of an enabled model is an ordinary one.
-        for name in (STATEFUL, VALIDATE):
-            model.__dict__.pop(name, None)
+        _restore_model(model)
     else:
         check_generation(session, mode, config, kwargs)
         _check_assistant(kwargs.get("assistant_model"))
     getattr(type(model), VALIDATE)(model, mode, config, kwargs)
+
+
+def _hub_recipe(model: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Stands before transformers' look for a mode that moved to the hub, so that the reason given is ours."""
+    if session_of(model) is None:
+        _restore_model(model)
+    else:
+        check_mode(mode)
+    return getattr(type(model), HUB_RECIPE)(model, mode, *args, **kwargs)
+
+
+def _restore_model(model: Any) -> None:  # noqa: ANN401  transformers is untyped
+    """Of a model that is enabled no more, or a copy of an enabled one, which is an ordinary model."""
+    for name in (STATEFUL, VALIDATE, HUB_RECIPE):
+        model.__dict__.pop(name, None)
 
 
 def _check_assistant(assistant: Any) -> None:  # noqa: ANN401  transformers is untyped

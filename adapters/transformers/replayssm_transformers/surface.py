@@ -90,10 +90,15 @@ CACHE_LAYER_ATTRIBUTES = (
     *("number_of_states", "conv_states", "recurrent_states", "is_recurrent_states_initialized"),
     *("is_conv_states_initialized", "has_previous_state", "conv_kernel_size", "record_past"),
 )
+CACHE_CROP = "crop"
+CACHE_CROP_PARAMETERS = ("self", "tokens_to_remove")
+
 GENERATION_MODULE = "transformers.generation.utils"
 VALIDATE = "_validate_generation_mode"
 VALIDATE_PARAMETERS = ("generation_mode", "generation_config", "generation_mode_kwargs")
 STATEFUL = "_is_stateful"
+HUB_RECIPE = "_get_deprecated_gen_repo"
+"""Asked before the check, where a release has it: it turns contrastive search and DoLa down for want of trust."""
 
 
 def check_surface(family: Family) -> Verdict:
@@ -125,6 +130,7 @@ def _check_layers(cache: Any) -> Iterable[Verdict]:  # noqa: ANN401  transformer
         yield hasattr(cache, name), f"{CACHE_MODULE} has no class {name}"
         if not hasattr(cache, name):
             return
+    yield _has_parameters(cache.Cache, CACHE_CROP, CACHE_CROP_PARAMETERS, "Cache")
     for name in CACHE_LAYERS:
         layer = getattr(cache, name)
         for method, names in CACHE_LAYER_METHODS.items():
