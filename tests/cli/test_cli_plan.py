@@ -116,7 +116,8 @@ def test_no_warning_for_good_settings():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("batch", 0), ("draft", 0), ("draft", 65), ("window", 0), ("window", 257), ("tp", -1), ("acceptance", 1.5),
-     ("acceptance", float("nan")), ("memory_gib", 0.0), ("memory_gib", float("inf")), ("context", -1), ("preset", "x")],
+     ("acceptance", float("nan")), ("memory_gib", 0.0), ("memory_gib", float("inf")), ("memory_gib", 1e300),
+     ("context", -1), ("context", 2**31), ("preset", "x")],
 )  # fmt: skip
 def test_settings_out_of_range(name, value):
     with pytest.raises(InputError, match=name):
@@ -154,6 +155,34 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("replayssm plan: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("option", "value"), [("--config", ""), ("--memory-gib", "1e300"), ("--acceptance", "2")])
+def test_bad_option_is_one_line_and_status_2(option, value, config, capsys):
+    assert main(["plan", "--config", str(config("Kimi-K3")), option, value]) == 2
+    error = capsys.readouterr().err
+    assert option.strip("-").replace("-", "_") in error
+    assert error.count("\n") == 1
+
+
+def test_sizes_that_no_machine_holds_are_refused(config, capsys):
+    sizes = dict.fromkeys(("mamba_num_heads", "n_groups", "mamba_head_dim", "ssm_state_size"), 2**31)
+    path = config(PUBLISHED["Nemotron-3-Super-120B"] | sizes)
+    assert main(["plan", "--config", str(path)]) == 2
+    assert "bytes; expected at most" in capsys.readouterr().err
+
+
+def test_largest_numbers_are_planned(config, capsys):
+    sizes = {"conv_kernel": 2**31, "num_key_value_heads": 2**31, "head_dim": 2**31}
+    path = config(PUBLISHED["Nemotron-3-Super-120B"] | sizes)
+    assert main(["plan", "--config", str(path), "--memory-gib", "2147483647", "--context", "2147483647"]) == 0
+    assert "slots" in capsys.readouterr().out
+
+
+def test_help_says_what_acceptance_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "--acceptance PROBABILITY" in capsys.readouterr().out
 
 
 def test_a_plan_is_quick():

@@ -37,6 +37,12 @@ EXPECTED = {
     ),
 }  # fmt: skip
 
+BAMBA = {
+    "model_type": "bamba", "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27], "hidden_size": 4096,
+    "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 128,
+    "mamba_d_conv": 4, "num_attention_heads": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_geometry(name, config):
@@ -66,12 +72,7 @@ def test_conv_bytes_keep_room_for_drafts():
 
 
 def test_head_dim_auto_is_derived():
-    bamba = {
-        "model_type": "bamba", "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27], "hidden_size": 4096,
-        "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 128,
-        "mamba_d_conv": 4, "num_attention_heads": 32, "num_key_value_heads": 8,
-    }  # fmt: skip
-    model = parse_hybrid(bamba)
+    model = parse_hybrid(BAMBA)
     assert model.recurrence == Recurrence.mamba2(heads=128, head_dim=64, state_size=128)
     assert (model.recurrent_layers, model.attention_layers) == (29, 3)
     assert model.kv_token_bytes == 2 * 8 * 128 * 2
@@ -94,6 +95,12 @@ def _without(name, *keys):
     return {key: value for key, value in PUBLISHED[name].items() if key not in keys}
 
 
+def _kimi(recurrent, attention):
+    values = PUBLISHED["Kimi-Linear-48B"]
+    lists = {"kda_layers": recurrent, "full_attn_layers": attention}
+    return values | {"linear_attn_config": values["linear_attn_config"] | lists}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -105,7 +112,8 @@ def _without(name, *keys):
         (_without("Nemotron-3-Super-120B", "n_groups"), "mamba_n_groups or n_groups is missing"),
         (_without("Nemotron-3-Super-120B", "hybrid_override_pattern"), "layer_types or layers_block_type or"),
         (PUBLISHED["Nemotron-3-Super-120B"] | {"hybrid_override_pattern": "MX"}, "'MX'; expected a string of M"),
-        (PUBLISHED["Nemotron-3-Super-120B"] | {"hybrid_override_pattern": "*E"}, "found 1 attention, 1 moe"),
+        (PUBLISHED["Nemotron-3-Super-120B"] | {"hybrid_override_pattern": "*E", "num_hidden_layers": 2},
+         "found 1 attention, 1 moe"),
         (PUBLISHED["Nemotron-3-Super-120B"] | {"layer_types": ["mystery"]}, "holds 'mystery'; expected one of"),
         (PUBLISHED["Nemotron-3-Super-120B"] | {"layer_types": "mamba"}, "expected a list of strings"),
         (PUBLISHED["Nemotron-3-Super-120B"] | {"mamba_head_dim": "64"}, "mamba_head_dim is '64'; expected an integer"),
@@ -113,10 +121,23 @@ def _without(name, *keys):
         (PUBLISHED["Nemotron-3-Super-120B"] | {"mamba_head_dim": True}, "mamba_head_dim is True"),
         (PUBLISHED["Nemotron-3-Super-120B"] | {"n_groups": 7}, "groups=7 must divide heads=128"),
         (PUBLISHED["Nemotron-3-Super-120B"] | {"dtype": "int8"}, "'int8'; expected one of bfloat16"),
-        (PUBLISHED["Qwen3-Next-80B"] | {"layer_types": ["full_attention"] * 2}, "found 2 full_attention; expected at"),
+        (PUBLISHED["Qwen3-Next-80B"] | {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2},
+         "found 2 full_attention; expected at"),
         (PUBLISHED["Kimi-Linear-48B"] | {"linear_attn_config": {"kda_layers": "1", "full_attn_layers": []}}, "list of int"),
         (PUBLISHED["Qwen3.5-4B"] | {"text_config": {"model_type": "qwen3_5_text", "layer_types": ["linear_attention"]}},
          "text_config.linear_num_value_heads is missing"),
+        (PUBLISHED["Nemotron-3-Super-120B"] | {"dtype": ["x"]}, "is ['x']; expected one of bfloat16"),
+        (PUBLISHED["Nemotron-3-Super-120B"] | {"mamba_head_dim": 10**400}, "at most 2147483648"),
+        (PUBLISHED["Nemotron-3-Super-120B"] | {"num_hidden_layers": 89},
+         "describes 88 layers; expected num_hidden_layers = 89"),
+        (PUBLISHED["Qwen3-Next-80B"] | {"layer_types": ["linear_attention"]}, "describes 1 layers; expected"),
+        (PUBLISHED["Qwen3-Next-80B"] | {"num_hidden_layers": 2**31}, "expected an integer of at least 1 and at most 65536"),
+        (PUBLISHED["Qwen3-Next-80B"] | {"head_dim": 0}, "head_dim or attention_head_dim is 0"),
+        (_without("Qwen3-Next-80B", "head_dim") | {"hidden_size": 1}, "hidden_size leaves 16 attention heads no elements"),
+        (_kimi([1, True], [2]), "kda_layers is [1, True]; expected a list of integers, none of them twice"),
+        (_kimi([1, 1], [2]), "kda_layers is [1, 1]; expected"),
+        (_kimi([1, 2], [2]), "full_attn_layers holds 2, which linear_attn_config.kda_layers holds, too"),
+        (BAMBA | {"attn_layer_indices": [9, 32]}, "attn_layer_indices holds 32; expected indices from 0 to 31"),
     ],
 )  # fmt: skip
 def test_bad_config_names_file_and_field(values, message):
@@ -124,12 +145,26 @@ def test_bad_config_names_file_and_field(values, message):
         parse_hybrid(values, "dir/config.json")
     assert str(caught.value).startswith("dir/config.json: ")
     assert message in str(caught.value)
+    assert str(caught.value).count("dir/config.json") == 1
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("\x00\xff", "is not JSON"), ("", "is not JSON")])
 def test_not_json(tmp_path, text, message):
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=message):
+        read_hybrid(path)
+
+
+def test_nested_too_deeply(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(InputError, match=r"config\.json: is nested too deeply"):
+        read_hybrid(path)
+
+
+@pytest.mark.parametrize(("path", "message"), [("", "path=''"), ("a\0b", r"a\\x00b"), ("x" * 5000, "cannot be read")])
+def test_not_a_path(path, message):
     with pytest.raises(InputError, match=message):
         read_hybrid(path)
 

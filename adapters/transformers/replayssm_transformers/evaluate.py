@@ -1,24 +1,28 @@
 """Teacher-forced quality: how far a precision policy's next-token distributions lie from those of the fp32 recurrence.
 
 The text is fed as decode steps, not as a prefill: what is measured is the state that decoding keeps. Tokens that share a
-window go through one verify step each, in the pattern 1, W − 1, 1, W − 1, …: the single token arrives at a full ring and
-flushes, the others read what non-flush steps read. The result is that of W steps of one token, in two.
+window go through few verify steps, in the pattern 1, W − 1, 1, W − 1, …: the single token arrives at a full ring and
+flushes, the others (in pieces of at most `MAX_DRAFT`) read what non-flush steps read. The result is that of W steps of
+one token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, cycle
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from replayssm import InputError, PrecisionPolicy, ReplayConfig
+from replayssm.layout import MAX_DRAFT
 from replayssm_transformers.session import disable, enable
 from replayssm_transformers.stepping import Stepper
 
 PREFILL = 64
+MIN_LENGTH = PREFILL + 2
 CHUNK = 512
 
 Progress = Callable[[int], None]
@@ -93,9 +97,9 @@ def policy_divergence(
     Raises:
         InputError: fewer than two tokens after the prefill.
     """
-    if tokens.shape[1] < PREFILL + 2:
-        raise InputError(f"the text holds {tokens.shape[1]} tokens; KL over length needs at least {PREFILL + 2}")
-    enable(model, ReplayConfig(window=window, max_draft=max(window - 1, 1), precision=policy))
+    if tokens.shape[1] < MIN_LENGTH:
+        raise InputError(f"the text holds {tokens.shape[1]} tokens; KL over length needs at least {MIN_LENGTH}")
+    enable(model, ReplayConfig(window=window, max_draft=max(_step_lengths(window)), precision=policy))
     kl, agree, seen = [], 0, 0
     try:
         for start, logits in _forced_steps(model, tokens, window):
@@ -117,8 +121,21 @@ def _forced_steps(model: nn.Module, tokens: Tensor, window: int) -> Iterator[tup
     """Offset into the reference and logits `[B, t, vocabulary]` of each step."""
     stepper = Stepper(model)
     yield 0, stepper.step(tokens[:, :PREFILL])[:, -1:]
-    start, single = PREFILL, True
-    while start < tokens.shape[1] - 1:
-        length = 1 if single or window == 1 else window - 1
+    start = PREFILL
+    lengths = _step_lengths(window)
+    # The last tokens of the prefill are records already: fill the window first, or the long steps would be those that flush.
+    fill = _pieces(window - min(PREFILL, max(lengths)))
+    for length in chain(fill, cycle(lengths)):
+        if start >= tokens.shape[1] - 1:
+            return
         yield start - PREFILL + 1, stepper.step(tokens[:, start : start + length])
-        start, single = start + length, not single
+        start += length
+
+
+def _step_lengths(window: int) -> list[int]:
+    """Tokens of the steps that share a window: 1, then the other W − 1 in pieces that a verify step takes."""
+    return [1, *_pieces(window - 1)]
+
+
+def _pieces(count: int) -> list[int]:
+    return [min(MAX_DRAFT, count - done) for done in range(0, count, MAX_DRAFT)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from replayssm.hybrid.model import HybridModel
 from replayssm.recurrence import Recurrence
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+# Far above any model; a ring of as many records as there are still has a size that int64 holds.
+_MAX_STATE = 2**40
 
 
 def read_hybrid(path: str | Path) -> HybridModel:
@@ -91,9 +95,15 @@ def _text_part(values: Mapping[str, Any], source: str) -> tuple[Fields, str]:
 def _recurrence(fields: Fields, family: Family) -> Recurrence:
     sizes = [size(fields, field) for field in (family.heads, family.groups, family.value_dim, family.key_dim)]
     try:
-        return Recurrence(family.kind, *sizes)
+        recurrence = Recurrence(family.kind, *sizes)
     except InputError as error:
         raise InputError(f"{fields.source}: {error}") from None
+    size_bytes = 4 * math.prod(recurrence.state_shape)
+    if size_bytes > _MAX_STATE:
+        raise InputError(
+            f"{fields.source}: the state of a layer takes {size_bytes} bytes; expected at most {_MAX_STATE}"
+        )
+    return recurrence
 
 
 def _activation(text: Fields, whole: Fields) -> torch.dtype:

@@ -13,22 +13,21 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from replayssm import PRESETS, InputError, ReplayConfig, __version__
-from replayssm_transformers.bundled import NAMES, heldout_text, model_path
+from replayssm import PRESETS, ReplayConfig, __version__
+from replayssm_transformers.bundled import NAMES
+from replayssm_transformers.demo.checks import check_arguments, read_prompt
 from replayssm_transformers.demo.measure import (
     DRAFTS,
     ModelReport,
     decode_greedy,
     decode_with_drafts,
-    encode,
     measure_quality,
 )
 from replayssm_transformers.demo.plot import plot_quality
 from replayssm_transformers.demo.report import as_data, print_report
-from replayssm_transformers.guards import check_model
+from replayssm_transformers.demo.subject import Request, Subject, Texts, load_subject
 from replayssm_transformers.session import disable, enable
 
 HELP = "Decode real text with small trained hybrid models, ordinarily and with ReplaySSM, and show what changes."
@@ -53,7 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window", type=int, default=16, help="records between two flushes (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=192, help="tokens of the prompt (default: %(default)s)")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=192,
+        help="tokens of the prompt (default: %(default)s)",
+    )
     parser.add_argument(
         "--length", type=int, default=2048, help="tokens of the KL measurement, 0 for none (default: %(default)s)"
     )
@@ -67,7 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure every model, print the tables, write the files."""
-    _check(args)
+    check_arguments(args)
+    texts = _texts(args)
     # The models are small: a second thread spends more on waiting than it computes, far more on a busy machine.
     torch.set_num_threads(args.threads)
     logging.getLogger("replayssm_transformers").setLevel(logging.WARNING)
@@ -75,44 +80,33 @@ def run(args: argparse.Namespace) -> int:
     transformers_logging.disable_progress_bar()
     console = Console()
     started = time.perf_counter()
+    request = Request(args.prompt_tokens, args.length, args.device)
+    subjects = [load_subject(name, texts, request) for name in args.model or NAMES]
     reports = []
-    for name in args.model or NAMES:
-        reports.append(_measure(console, args, name))
+    for subject in subjects:
+        if subject.shortage:
+            console.print(subject.shortage, markup=False, soft_wrap=True)
+        reports.append(_measure(console, args, subject))
         console.print(f"[bold]{reports[-1].name}[/bold]  {reports[-1].layers[0]}")
         console.print(reports[-1].decoding.text.strip()[:240], style="dim", markup=False)
-    print_report(console, reports, args.length)
+    print_report(console, reports, _text_name(texts))
     if args.length:
         plot_quality(reports, args.plot)
         console.print(f"plot: {args.plot}")
     seconds = time.perf_counter() - started
     if args.json is not None:
-        args.json.write_text(json.dumps(_data(args, reports, seconds), indent=1), encoding="utf-8")
+        args.json.write_text(json.dumps(_data(args, texts, reports, seconds), indent=1), encoding="utf-8")
         console.print(f"json: {args.json}")
     console.print(f"{seconds:.0f} s on {args.device}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Everything that can be wrong with the arguments, before a model is loaded."""
-    for name, low in (("tokens", 1), ("prompt_tokens", 1), ("length", 0), ("threads", 1)):
-        if getattr(args, name) < low:
-            raise InputError(f"--{name.replace('_', '-')}={getattr(args, name)} must be at least {low}")
-    ReplayConfig(window=args.window)
-    for name in args.model or ():
-        model_path(name)
-    if args.prompt_file is not None and not args.prompt_file.is_file():
-        raise InputError(f"--prompt-file {args.prompt_file} is not a readable file")
-
-
-def _measure(console: Console, args: argparse.Namespace, name: str) -> ModelReport:
-    path = model_path(name)
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(args.device).eval()
-    check_model(model)
-    presets = args.preset or PRESETS_SHOWN
-    prose, code = _texts(args)
+def _measure(console: Console, args: argparse.Namespace, subject: Subject) -> ModelReport:
+    name, model, tokens = subject.name, subject.model, subject.quality
+    presets = _presets(args)
     config = ReplayConfig(window=args.window, max_draft=DRAFTS + 1)
-    total = 2 * args.tokens + args.length * (1 + len(presets))
+    length = 0 if tokens is None else tokens.shape[1]
+    total = 2 * args.tokens + length * (1 + len(presets))
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -120,20 +114,29 @@ def _measure(console: Console, args: argparse.Namespace, name: str) -> ModelRepo
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(f"{path.name}: greedy decoding", total=total)
-        prompt = encode(tokenizer, prose, args.prompt_tokens, "the prompt").to(args.device)
-        decoding = decode_greedy(model, tokenizer, prompt, args.tokens, config)
-        bar.update(task, advance=args.tokens, description=f"{path.name}: drafts")
-        prompt = encode(tokenizer, code, args.prompt_tokens, "the prompt").to(args.device)
-        speculation = decode_with_drafts(model, prompt, args.tokens, config)
-        bar.update(task, advance=args.tokens, description=f"{path.name}: KL over length")
+        task = bar.add_task(f"{name}: greedy decoding", total=total)
+        decoding = decode_greedy(model, subject.tokenizer, subject.prompt, args.tokens, config)
+        bar.update(task, advance=args.tokens, description=f"{name}: drafts")
+        speculation = decode_with_drafts(model, subject.drafts_prompt, args.tokens, config)
+        bar.update(task, advance=args.tokens, description=f"{name}: KL over length")
         quality = {}
-        if args.length:
-            tokens = encode(tokenizer, prose, args.length, "the text").to(args.device)
+        if tokens is not None:
             quality = measure_quality(model, tokens, presets, args.window, lambda n: bar.advance(task, n))
-        bar.update(task, completed=total, description=path.name)
-    lines = describe_layers(model, config)
-    return ModelReport(path.name, lines, decoding, speculation, quality)
+        bar.update(task, completed=total, description=name)
+    return ModelReport(
+        name=name,
+        layers=describe_layers(model, config),
+        prompt_tokens=subject.prompt.shape[1],
+        drafts_prompt_tokens=subject.drafts_prompt.shape[1],
+        quality_tokens=length,
+        decoding=decoding,
+        speculation=speculation,
+        quality=quality,
+    )
+
+
+def _presets(args: argparse.Namespace) -> list[str]:
+    return list(dict.fromkeys(args.preset or PRESETS_SHOWN))
 
 
 def describe_layers(model: Any, config: ReplayConfig) -> list[str]:  # noqa: ANN401
@@ -143,15 +146,18 @@ def describe_layers(model: Any, config: ReplayConfig) -> list[str]:  # noqa: ANN
     return session.layers
 
 
-def _texts(args: argparse.Namespace) -> tuple[str, str]:
-    """Text for greedy decoding and KL, and text for drafts."""
+def _texts(args: argparse.Namespace) -> Texts:
     if args.prompt_file is None:
-        return heldout_text("bible"), heldout_text("code")
-    text = args.prompt_file.read_text(encoding="utf-8", errors="replace")
-    return text, text
+        return Texts.bundled()
+    text = read_prompt(args.prompt_file)
+    return Texts(text, text, f"--prompt-file={str(args.prompt_file)!r}", heldout=False)
 
 
-def _data(args: argparse.Namespace, reports: list[ModelReport], seconds: float) -> dict[str, Any]:
+def _text_name(texts: Texts) -> str:
+    return "held-out tokens" if texts.heldout else "tokens of the prompt file"
+
+
+def _data(args: argparse.Namespace, texts: Texts, reports: list[ModelReport], seconds: float) -> dict[str, Any]:
     import transformers
 
     return {
@@ -164,7 +170,9 @@ def _data(args: argparse.Namespace, reports: list[ModelReport], seconds: float) 
             "device": args.device,
             "threads": torch.get_num_threads(),
             "window": args.window,
-            "length": args.length,
+            "text": "held-out" if texts.heldout else str(args.prompt_file),
+            "prompt_tokens_asked": args.prompt_tokens,
+            "length_asked": args.length,
             "seconds": round(seconds, 1),
         },
         "models": [as_data(report) for report in reports],

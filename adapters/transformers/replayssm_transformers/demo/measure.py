@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replayssm import InputError, PrecisionPolicy, ReplayConfig
+from replayssm import PrecisionPolicy, ReplayConfig
 from replayssm_transformers.evaluate import Divergence, policy_divergence, reference_logits
 from replayssm_transformers.session import Session, disable, enable
 
@@ -48,10 +48,18 @@ class Speculation:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """All measurements of one model; `quality` is KL over length by preset."""
+    """All measurements of one model.
+
+    Attributes:
+        prompt_tokens, drafts_prompt_tokens, quality_tokens: what was read, as far as the text goes.
+        quality: KL over length by preset.
+    """
 
     name: str
     layers: list[str]
+    prompt_tokens: int
+    drafts_prompt_tokens: int
+    quality_tokens: int
     decoding: Decoding
     speculation: Speculation
     quality: dict[str, Divergence] = field(default_factory=dict)
@@ -104,18 +112,6 @@ def measure_quality(
         preset: policy_divergence(model, tokens, reference, PrecisionPolicy.preset(preset), window, progress)
         for preset in presets
     }
-
-
-def encode(tokenizer: Any, text: str, count: int, what: str) -> Tensor:  # noqa: ANN401
-    """The first `count` tokens of a text, `[1, count]`.
-
-    Raises:
-        InputError: the text is empty.
-    """
-    if not text.strip():
-        raise InputError(f"{what} is empty; expected some text")
-    tokens: Tensor = tokenizer(text[: 16 * count], return_tensors="pt")["input_ids"][:, :count]
-    return tokens
 
 
 def _enabled(

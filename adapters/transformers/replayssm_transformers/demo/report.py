@@ -14,12 +14,12 @@ from replayssm_transformers.evaluate import Divergence
 BINS = 16
 
 
-def print_report(console: Console, reports: list[ModelReport], length: int) -> None:
-    """Decoding, speculation and quality, one table each."""
+def print_report(console: Console, reports: list[ModelReport], text: str) -> None:
+    """Decoding, speculation and quality, one table each; `text` is what the KL was measured on."""
     console.print(_decoding(reports))
     console.print(_speculation(reports))
     if any(report.quality for report in reports):
-        console.print(_quality(reports, length))
+        console.print(_quality(reports, text))
 
 
 def as_data(report: ModelReport) -> dict[str, Any]:
@@ -27,6 +27,11 @@ def as_data(report: ModelReport) -> dict[str, Any]:
     return {
         "name": report.name,
         "layers": report.layers,
+        "tokens": {
+            "prompt": report.prompt_tokens,
+            "drafts_prompt": report.drafts_prompt_tokens,
+            "quality": report.quality_tokens,
+        },
         "decoding": asdict(report.decoding),
         "speculation": asdict(report.speculation),
         "quality": {preset: _quality_data(divergence) for preset, divergence in report.quality.items()},
@@ -37,6 +42,7 @@ def _quality_data(divergence: Divergence) -> dict[str, Any]:
     position, kl = divergence.by_length(BINS)
     slope, error = divergence.slope(BINS)
     return {
+        "predictions": len(divergence.kl),
         "mean_kl": divergence.mean,
         "same_top_token": divergence.same_top,
         "slope_per_1k_tokens": slope,
@@ -69,8 +75,10 @@ def _speculation(reports: list[ModelReport]) -> Table:
     return table
 
 
-def _quality(reports: list[ModelReport], length: int) -> Table:
-    title = f"KL to the fp32 recurrence, teacher forced over {length:,} held-out tokens (nats per token)"
+def _quality(reports: list[ModelReport], text: str) -> Table:
+    counts = sorted({report.quality_tokens for report in reports})
+    tokens = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
+    title = f"KL to the fp32 recurrence, teacher forced over {tokens} {text} (nats per token)"
     table = Table(title=title, title_justify="left")
     for name in ("model", "state", "first quarter", "last quarter", "mean", "same top token"):
         table.add_column(name, justify="left" if name in ("model", "state") else "right")
