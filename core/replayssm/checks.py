@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from replayssm.cursors import PAD_SLOT
+from replayssm.cursors import PAD_SLOT, StepPlan
 from replayssm.errors import InputError
 from replayssm.inputs import RawGate, TokenInputs
 from replayssm.layout import StateLayout
@@ -152,55 +152,53 @@ def _describe(value: object) -> str:
     return f"shape {tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_finite(layout: StateLayout, inputs: TokenInputs, rows: Tensor, lengths: Tensor) -> None:
+def check_finite(layout: StateLayout, inputs: TokenInputs, plan: StepPlan) -> None:
     """No NaN or infinity in the tokens that count, nor in the weights.
 
     Raises:
         InputError: names the tensor and the first row that fails.
     """
-    dtype = torch.float64 if layout.activation == torch.float64 else torch.float32
     raw = inputs.raw or RawGate()
     for name, weight in (("D", inputs.D), ("raw.dt_bias", raw.dt_bias), ("raw.A_log", raw.A_log)):
-        if weight is not None and not bool(torch.isfinite(weight.to(dtype)).all()):
+        if weight is not None and not bool(torch.isfinite(weight.to(layout.compute_dtype)).all()):
             raise InputError(f"inputs.{name} holds NaN or infinity; expected finite values, nothing was changed")
-    live = torch.arange(inputs.draft, device=lengths.device) < lengths[:, None]
     for name in ("q", "k", "v", "gate", "beta", "z"):
         tensor = getattr(inputs, name)
         if tensor is None:
             continue
-        # In fp32, as it is computed in: an fp64 value beyond its range is an infinity there.
-        bad = (~torch.isfinite(tensor[rows].to(dtype))).flatten(2).any(-1) & live
-        if bool(bad.any()):
-            row = int(rows[bad.any(-1).nonzero()[0, 0]])
+        # In the dtype that it is computed in: an fp64 value beyond fp32's range is an infinity there.
+        row = _first_row(plan, ~torch.isfinite(tensor[plan.rows].to(layout.compute_dtype)))
+        if row is not None:
             raise InputError(
                 f"inputs.{name} holds NaN or infinity in row {row}; expected finite values, nothing was changed"
             )
 
 
-def _check_processed_gate(layout: StateLayout, inputs: TokenInputs, rows: Tensor, live: Tensor) -> None:
-    dtype = torch.float64 if layout.activation == torch.float64 else torch.float32
-    gate = inputs.process(layout.recurrence, rows, dtype).gate
-    bad = (~torch.isfinite(gate)).flatten(2).any(-1) & live
-    if bool(bad.any()):
-        row = int(rows[bad.any(-1).nonzero()[0, 0]])
+def _first_row(plan: StepPlan, wrong: Tensor) -> int | None:
+    """First row of the batch with a live token where `wrong [n, T, …]` holds anywhere, None for none."""
+    bad = (wrong.flatten(2).any(-1) & plan.live).any(-1).nonzero()
+    return int(plan.rows[bad[0, 0]]) if len(bad) else None
+
+
+def _check_processed_gate(layout: StateLayout, inputs: TokenInputs, plan: StepPlan) -> None:
+    gate = inputs.process(layout.recurrence, plan.rows, layout.compute_dtype).gate
+    row = _first_row(plan, ~torch.isfinite(gate))
+    if row is not None:
         raise InputError(f"inputs.gate in row {row} is not finite once processed; check raw.A_log and raw.dt_bias")
 
 
-def check_decay(layout: StateLayout, inputs: TokenInputs, rows: Tensor, lengths: Tensor) -> None:
+def check_decay(layout: StateLayout, inputs: TokenInputs, plan: StepPlan) -> None:
     """Gates must be finite once processed and not grow the state: Δ ≥ 0 for Mamba-2, log decay ≤ 0 for GDN and KDA.
 
     Raises:
         InputError: names the first row that fails.
     """
-    live = torch.arange(inputs.draft, device=lengths.device) < lengths[:, None]
     if inputs.raw is not None:
-        _check_processed_gate(layout, inputs, rows, live)
+        _check_processed_gate(layout, inputs, plan)
         return
-    gate = inputs.gate[rows]
-    wrong = gate > 0 if layout.recurrence.delta_rule else gate < 0
-    bad = wrong.flatten(2).any(-1) & live
-    if bool(bad.any()):
-        row = int(rows[bad.any(-1).nonzero()[0, 0]])
+    gate = inputs.gate[plan.rows]
+    row = _first_row(plan, gate > 0 if layout.recurrence.delta_rule else gate < 0)
+    if row is not None:
         rule = "log decay ≤ 0" if layout.recurrence.delta_rule else "Δ ≥ 0"
         raise InputError(f"inputs.gate in row {row} would grow the state; expected {rule}")
 

@@ -48,6 +48,11 @@ class StepPlan:
     ancestors: Tensor | None = None
     ticket: tuple[int, int] = (0, 0)
 
+    @property
+    def live(self) -> Tensor:
+        """`[n, T]` bool, false past a row's length."""
+        return torch.arange(self.draft, device=self.lengths.device) < self.lengths[:, None]
+
 
 class Cursors:
     """Per-slot integers of a replay state, `[slots]` int32 each.

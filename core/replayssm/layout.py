@@ -158,18 +158,19 @@ class StateLayout:
         gate = (r.heads, rows, r.key_dim) if r.channel_decay else (r.heads, rows)
         value = BufferSpec("value_ring", (r.heads, rows, r.value_dim), self.activation, "u (delta rule) or x (Mamba-2)")
         key = BufferSpec("key_ring", (r.groups, rows, r.key_dim), self.activation, "k, or B (Mamba-2), as given")
-        gates = BufferSpec("gate_ring", gate, self._gate_dtype, "log decay g, or Δ (Mamba-2)")
+        gates = BufferSpec("gate_ring", gate, self.compute_dtype, "log decay g, or Δ (Mamba-2)")
         if not r.delta_rule:
             return (value, key, gates)
         return (
             value,
             BufferSpec("raw_value_ring", (r.heads, rows, r.value_dim), self.activation, "v, for the exact fold"),
-            BufferSpec("beta_ring", (r.heads, rows), self._gate_dtype, "β, for the exact fold"),
+            BufferSpec("beta_ring", (r.heads, rows), self.compute_dtype, "β, for the exact fold"),
             key,
-            BufferSpec("key_scale_ring", (r.groups, rows), self._gate_dtype, "1 / ‖k‖, or 1 where k came normalised"),
+            BufferSpec("key_scale_ring", (r.groups, rows), self.compute_dtype, "1 / ‖k‖, or 1 where k came normalised"),
             gates,
         )
 
     @property
-    def _gate_dtype(self) -> torch.dtype:
+    def compute_dtype(self) -> torch.dtype:
+        """What gates are stored and states are computed in: fp32, fp64 with fp64 activations."""
         return torch.float64 if self.activation == torch.float64 else torch.float32

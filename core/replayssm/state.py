@@ -163,7 +163,7 @@ class ReplayState:
             `[B, T, H, V]`; zeros in padded rows and past a row's length.
         """
         plan = self.plan(inputs, slots, lengths, parents, drain)
-        out = self.run(plan, inputs)
+        out = self._execute(plan, inputs)
         self.settle(plan)
         return out
 
@@ -190,7 +190,6 @@ class ReplayState:
         chosen = None if ancestors is None else ancestors[rows]
         return self.cursors.plan(rows, index[rows], length[rows], inputs.batch, inputs.draft, draining, chosen)
 
-    @torch.no_grad()
     def run(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """Execute a planned step on this layer's buffers.
 
@@ -203,9 +202,14 @@ class ReplayState:
         if (inputs.batch, inputs.draft) != (plan.batch, plan.draft):
             theirs, ours = (inputs.batch, inputs.draft), (plan.batch, plan.draft)
             raise InputError(f"inputs have (B, T) = {theirs}; the plan is of {ours}")
+        return self._execute(plan, inputs)
+
+    @torch.no_grad()
+    def _execute(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
+        """A step whose plan and shapes are checked: values, then the backend."""
         if self.check_inputs:
-            checks.check_finite(self.layout, inputs, plan.rows, plan.lengths)
-            checks.check_decay(self.layout, inputs, plan.rows, plan.lengths)
+            checks.check_finite(self.layout, inputs, plan)
+            checks.check_decay(self.layout, inputs, plan)
         if self.meter is not None:
             self.meter.record(self.layout, plan)
         return self.backend.step(self.layer, plan, inputs)

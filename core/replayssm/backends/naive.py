@@ -25,7 +25,7 @@ class NaiveBackend:
         for i, row in enumerate(plan.rows.tolist()):
             out[row] = self._row(layer, plan, new, i)
         finished = inputs.finish(out[plan.rows], plan.rows)
-        out[plan.rows] = torch.where(_live(plan), finished, 0.0)
+        out[plan.rows] = torch.where(plan.live[..., None, None], finished, 0.0)
         return out.to(inputs.v.dtype)
 
     def _row(self, layer: LayerState, plan: StepPlan, new: ProcessedInputs, i: int) -> Tensor:
@@ -128,8 +128,3 @@ def _parent(plan: StepPlan, i: int, t: int) -> int:
         return t - 1
     earlier = plan.ancestors[i, t, :t].nonzero()
     return int(earlier[-1]) if len(earlier) else -1
-
-
-def _live(plan: StepPlan) -> Tensor:
-    token = torch.arange(plan.draft, device=plan.lengths.device)
-    return (token < plan.lengths[:, None])[..., None, None]

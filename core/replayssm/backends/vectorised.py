@@ -33,13 +33,13 @@ class TorchBackend:
     def step(self, layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """See `Backend.step`."""
         with _full_precision():
-            out = output_buffer(layer, plan, _compute_dtype(layer), inputs.v.device)
+            out = output_buffer(layer, plan, layer.layout.compute_dtype, inputs.v.device)
             if len(plan.rows):
                 out[plan.rows] = self._rows(layer, plan, inputs)
         return out.to(inputs.v.dtype)
 
     def _rows(self, layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
-        dtype = _compute_dtype(layer)
+        dtype = layer.layout.compute_dtype
         new = inputs.process(layer.layout.recurrence, plan.rows, dtype)
         state = self._base_states(layer, plan, dtype)
         live_history = torch.where(plan.flush, 0, plan.committed)
@@ -48,7 +48,7 @@ class TorchBackend:
         first = plan.origin + plan.committed
         append_records(layer.layout, layer.buffers, plan.slots, first, plan.lengths, _new_records(new, u))
         finished = inputs.finish(out.transpose(1, 2), plan.rows)
-        return torch.where(_live(plan)[..., None, None], finished, 0.0)
+        return torch.where(plan.live[..., None, None], finished, 0.0)
 
     def _base_states(self, layer: LayerState, plan: StepPlan, dtype: torch.dtype) -> Tensor:
         """`[n, H, V, K]`: what each row reads, after the fold of the rows that flush."""
@@ -66,7 +66,7 @@ class TorchBackend:
 
     def fold(self, layer: LayerState, slots: Tensor, origin: Tensor, count: Tensor) -> Tensor:
         """See `Backend.fold`."""
-        dtype, layout = _compute_dtype(layer), layer.layout
+        dtype, layout = layer.layout.compute_dtype, layer.layout
         state = read_matrix(layout, layer.buffers, "checkpoint", slots, dtype)
         records = gather_records(layout, layer.buffers, slots, origin, count, dtype)
         key, g = _per_head(layer, records)
@@ -98,7 +98,7 @@ def _outputs(
     k = (new.k * new.k_scale[..., None]).transpose(1, 2).repeat_interleave(repeat, dim=1)
     g = log_decay(recurrence, new.gate, layer.A).transpose(1, 2)
     weight = (new.gate if new.beta is None else new.beta).transpose(1, 2)
-    live = _live(plan)[:, None, :]
+    live = plan.live[:, None, :]
     tokens = NewTokens(
         q=silenced(q, live[..., None]),
         k=silenced(k, live[..., None]),
@@ -120,10 +120,6 @@ def _ancestors(plan: StepPlan) -> Tensor:
     return lower(plan.draft, plan.slots.device, strict=False)[None, None]
 
 
-def _live(plan: StepPlan) -> Tensor:
-    return torch.arange(plan.draft, device=plan.lengths.device) < plan.lengths[:, None]
-
-
 def _per_head(layer: LayerState, records: Records) -> tuple[Tensor, Tensor]:
     """Keys repeated for every head of their group, and log decays with the K axis last."""
     recurrence = layer.layout.recurrence
@@ -143,10 +139,6 @@ def _new_records(new: ProcessedInputs, u: Tensor) -> NewRecords:
         raw_value=v if delta_rule else None,
         beta=new.beta.transpose(1, 2) if new.beta is not None else None,
     )
-
-
-def _compute_dtype(layer: LayerState) -> torch.dtype:
-    return torch.float64 if layer.layout.activation == torch.float64 else torch.float32
 
 
 @contextmanager

@@ -53,9 +53,8 @@ def _quality_data(divergence: Divergence) -> dict[str, Any]:
 
 
 def _decoding(reports: list[ModelReport]) -> Table:
-    table = Table(title="Greedy decoding: state traffic per token and layer", title_justify="left")
-    for name in ("model", "same tokens", "read", "written", "ordinary (fp32)", "ratio"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    title = "Greedy decoding: state traffic per token and layer"
+    table = _table(title, ("model", "same tokens", "read", "written", "ordinary (fp32)", "ratio"))
     for report in reports:
         d = report.decoding
         moved = d.read + d.written
@@ -65,9 +64,8 @@ def _decoding(reports: list[ModelReport]) -> Table:
 
 
 def _speculation(reports: list[ModelReport]) -> Table:
-    table = Table(title="Prompt-lookup drafts: rollback is a cursor move", title_justify="left")
-    for name in ("model", "same tokens", "drafts proposed", "accepted", "rolled back", "tokens per step"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    title = "Prompt-lookup drafts: rollback is a cursor move"
+    table = _table(title, ("model", "same tokens", "drafts proposed", "accepted", "rolled back", "tokens per step"))
     for report in reports:
         s = report.speculation
         counts = (str(s.proposed), str(s.accepted), str(s.rolled_back))
@@ -79,14 +77,20 @@ def _quality(reports: list[ModelReport], text: str) -> Table:
     counts = sorted({report.quality_tokens for report in reports})
     tokens = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
     title = f"KL to the fp32 recurrence, teacher forced over {tokens} {text} (nats per token)"
-    table = Table(title=title, title_justify="left")
-    for name in ("model", "state", "first quarter", "last quarter", "mean", "same top token"):
-        table.add_column(name, justify="left" if name in ("model", "state") else "right")
+    table = _table(title, ("model", "state", "first quarter", "last quarter", "mean", "same top token"))
     for report in reports:
         for preset, divergence in report.quality.items():
             _, kl = divergence.by_length(4)
             cells = (f"{float(kl[0]):.2e}", f"{float(kl[-1]):.2e}", f"{divergence.mean:.2e}")
             table.add_row(report.name, preset, *cells, f"{divergence.same_top:.1%}")
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """An empty table; words to the left, figures to the right."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("model", "state") else "right")
     return table
 
 
