@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,28 +12,9 @@ from torch import Tensor
 from replayssm.cursors import StepPlan
 from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.step import step_kernel
+from replayssm.kernels.tiles import choose_tiles
 from replayssm.layer import LayerState
 from replayssm.layout import StateLayout
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Launch shape of a kernel: rows of V per program, warps, pipeline stages."""
-
-    value: int
-    warps: int
-    stages: int = 1
-
-
-def choose_tiles(layout: StateLayout, draft: int) -> Tiles:
-    """Largest tile of up to 32 rows (64 with drafts) that divides V; few warps, K whole.
-
-    The better half of a coarse scan on an H200 at batch 256; a tuned table takes its place.
-    """
-    value, most = 16, 32 if draft == 1 else 64
-    while value < most and layout.recurrence.value_dim % (2 * value) == 0:
-        value *= 2
-    return Tiles(value, 1 if draft == 1 else 2)
 
 
 def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
@@ -43,7 +23,7 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
     if not len(plan.rows):
         return out
     recurrence = layer.layout.recurrence
-    tiles = choose_tiles(layer.layout, plan.draft)
+    tiles = choose_tiles(layer.layout, plan.draft, len(plan.rows), inputs.v.device)
     grid = (triton.cdiv(recurrence.value_dim, tiles.value), recurrence.heads, len(plan.rows))
     pointers, strides = _memory(layer)
     tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in ("q", "k", "v", "gate", "beta", "z")}

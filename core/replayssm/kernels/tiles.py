@@ -1,0 +1,227 @@
+"""Launch shapes: a pure choice from measured tables, one JSON file a GPU, and a safe rule where there is none.
+
+A table's entry holds what it was measured for (layer, heads, V, K, checkpoint, read copy, draft, batch) and the shape that
+was fastest there. `replayssm tune` measures and writes them. An operation that is not in a table takes the nearest entry of
+the same layer, V, K and read copy: the same checkpoint first, then the nearest draft, then the nearest amount of work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from replayssm.errors import InputError
+from replayssm.layout import StateLayout
+
+ENVIRONMENT = "REPLAYSSM_TILES"
+"""Names a table file of one's own, asked before those of the package."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Launch shape of a kernel: rows of V per program, warps, pipeline stages."""
+
+    value: int
+    warps: int
+    stages: int = 1
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a launch shape is chosen for.
+
+    Attributes:
+        layer: mamba2, gdn or kda.
+        heads, value_dim, key_dim: H, V, K.
+        checkpoint: format of the checkpoint, with "-sr" where it is rounded stochastically.
+        read_copy: format of the read copy, or None.
+        draft: T.
+        batch: rows of the step.
+    """
+
+    layer: str
+    heads: int
+    value_dim: int
+    key_dim: int
+    checkpoint: str
+    read_copy: str | None
+    draft: int
+    batch: int
+
+    @classmethod
+    def of(cls, layout: StateLayout, draft: int, batch: int) -> Operation:
+        """The operation of a step."""
+        r, precision = layout.recurrence, layout.precision
+        checkpoint = precision.checkpoint + ("-sr" if precision.stochastic_rounding else "")
+        return cls(str(r.kind), r.heads, r.value_dim, r.key_dim, checkpoint, precision.read_copy, draft, batch)
+
+    def distance(self, other: Operation) -> tuple[float, ...] | None:
+        """How far another operation is, compared field by field; None where its shape says nothing about this one."""
+        for name in ("layer", "value_dim", "key_dim", "read_copy"):
+            if getattr(self, name) != getattr(other, name):
+                return None
+        work = math.log2(self.batch * self.heads) - math.log2(other.batch * other.heads)
+        return (
+            # Drafts take another path through the kernel than one token.
+            float((self.draft == 1) != (other.draft == 1)),
+            _checkpoint_distance(self.checkpoint, other.checkpoint),
+            abs(math.log2(self.draft / other.draft)),
+            abs(work),
+            abs(math.log2(self.heads / other.heads)),
+        )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device as tables know it: its name, and its compute capability as 10 · major + minor."""
+
+    name: str
+    capability: int
+
+    @property
+    def file_name(self) -> str:
+        """Name of its table."""
+        return self.name.replace(" ", "_").replace("/", "_") + ".json"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured launch shapes of one GPU."""
+
+    gpu: Gpu
+    entries: tuple[tuple[Operation, Tiles], ...]
+
+    @classmethod
+    def parse(cls, facts: Mapping[str, Any], where: str) -> Table:
+        """A table from its JSON form.
+
+        Raises:
+            InputError: not the form that `replayssm tune` writes.
+        """
+        operation, shape = {f.name for f in fields(Operation)}, {f.name for f in fields(Tiles)}
+        try:
+            gpu = Gpu(facts["gpu"], facts["capability"])
+            entries = []
+            for entry in facts["entries"]:
+                tiles = {name: value for name, value in entry["tiles"].items() if name in shape}
+                entries.append((Operation(**{name: entry[name] for name in operation}), Tiles(**tiles)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{where} is not a table of launch shapes: {type(error).__name__}: {error}") from None
+        return cls(gpu, tuple(entries))
+
+    def nearest(self, wanted: Operation) -> Tiles | None:
+        """The shape of the nearest entry, None where no entry is comparable."""
+        comparable = [(far, tiles) for known, tiles in self.entries if (far := wanted.distance(known)) is not None]
+        return min(comparable, key=lambda pair: pair[0])[1] if comparable else None
+
+
+def choose_tiles(layout: StateLayout, draft: int, batch: int, device: torch.device) -> Tiles:
+    """The launch shape of a step on a device."""
+    if _forced:
+        return _forced[-1]
+    # A power of two, so that batches that grow and shrink find their choice made.
+    bucket = 1 << max(batch - 1, 0).bit_length()
+    return _chosen(layout, draft, bucket, gpu_of(device))
+
+
+def default_tiles(value_dim: int, draft: int) -> Tiles:
+    """Where nothing was measured: the largest tile of up to 32 rows (64 with drafts) that divides V, few warps."""
+    value, most = 16, 32 if draft == 1 else 64
+    while value < most and value_dim % (2 * value) == 0:
+        value *= 2
+    return Tiles(value, 1 if draft == 1 else 2)
+
+
+def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:
+    """The pure choice: a table of this GPU, else one of its compute capability, else the rule."""
+    if gpu is not None:
+        alike = [table for table in tables if table.gpu.capability == gpu.capability]
+        for table in sorted(alike, key=lambda table: table.gpu != gpu):
+            tiles = table.nearest(wanted)
+            if tiles is not None:
+                return tiles
+    return default_tiles(wanted.value_dim, wanted.draft)
+
+
+@lru_cache
+def gpu_of(device: torch.device) -> Gpu | None:
+    """What a torch device is, None for a CPU."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return Gpu(torch.cuda.get_device_name(device), 10 * major + minor)
+
+
+@contextmanager
+def forced(tiles: Tiles) -> Iterator[None]:
+    """Every launch inside takes this shape: for measuring."""
+    _forced.append(tiles)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def table_folder() -> Path:
+    """Where the package's tables are."""
+    return Path(str(files("replayssm.kernels").joinpath("configs")))
+
+
+@lru_cache
+def load_tables() -> tuple[Table, ...]:
+    """One's own table first, then those of the package.
+
+    Raises:
+        InputError: a file cannot be read, or is no table.
+    """
+    own = os.environ.get(ENVIRONMENT)
+    paths = [*([Path(own)] if own else []), *sorted(table_folder().glob("*.json"))]
+    return tuple(Table.parse(read_json(path), str(path)) for path in paths)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A table file's contents.
+
+    Raises:
+        InputError: it cannot be read, or is not a JSON object.
+    """
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(facts, dict):
+        raise InputError(f"{path} holds a {type(facts).__name__}; expected a table of launch shapes")
+    return facts
+
+
+def entry_of(operation: Operation, tiles: Tiles) -> dict[str, Any]:
+    """One entry in its JSON form."""
+    return {**asdict(operation), "tiles": asdict(tiles)}
+
+
+_forced: list[Tiles] = []
+
+
+@lru_cache(maxsize=4096)
+def _chosen(layout: StateLayout, draft: int, batch: int, gpu: Gpu | None) -> Tiles:
+    return select(load_tables() if gpu else (), gpu, Operation.of(layout, draft, batch))
+
+
+def _checkpoint_distance(one: str, other: str) -> float:
+    """0 for the same format, less than 1 for another rounding of it, more by the ratio of widths."""
+    if one == other:
+        return 0.0
+    bits = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
+    stems = [name.removesuffix("-sr") for name in (one, other)]
+    width = abs(math.log2(bits[stems[0]] / bits[stems[1]]))
+    return 2.0 * width + (0.5 if stems[0] == stems[1] else 0.75)
