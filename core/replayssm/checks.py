@@ -1,4 +1,8 @@
-"""Input checks of the step protocol. Each raises before anything is written."""
+"""Input checks of the step protocol. Each raises before anything is written.
+
+Shapes and dtypes are always checked. Checks of values wait for the device: they are functions of their own, or behind an
+argument `values`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from replayssm.capture import capturing
 from replayssm.cursors import PAD_SLOT, StepPlan
 from replayssm.errors import InputError
 from replayssm.inputs import RawGate, TokenInputs
@@ -17,12 +22,15 @@ SlotsLike = Tensor | Sequence[int] | int
 
 
 def integers(name: str, value: object, device: torch.device) -> Tensor:
-    """An int64 tensor on the device, from a tensor or plain integers of any nesting.
+    """An int64 (or int32) tensor on the device, from a tensor or plain integers of any nesting.
 
     Raises:
-        InputError: not integers (booleans are not), or beyond 64 bits.
+        InputError: not integers (booleans are not), or beyond 64 bits, or on the host while a CUDA graph is captured.
     """
     try:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return torch.full((), value, dtype=torch.int64, device=device)  # A fill, which a graph can capture.
+        _refuse_host_values(name, value, device)
         tensor = torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{name}={value!r} must be integers: {error}") from None
@@ -30,21 +38,34 @@ def integers(name: str, value: object, device: torch.device) -> Tensor:
         return tensor.long()  # An empty list has no dtype to judge.
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in (torch.bool, torch.uint64):
         raise InputError(f"{name} must be integers, got shape {tuple(tensor.shape)} {tensor.dtype}")
-    return tensor.long()
+    return tensor if tensor.dtype == torch.int32 else tensor.long()
+
+
+def _refuse_host_values(name: str, value: object, device: torch.device) -> None:
+    if capturing(device) and not (isinstance(value, Tensor) and value.device.type == device.type):
+        raise InputError(f"{name} must be a tensor on {device} while a CUDA graph is captured: a replay reads it there")
 
 
 def check_slots(
-    layout: StateLayout, slots: SlotsLike, device: torch.device, *, padding: bool = False, name: str = "slots"
+    layout: StateLayout,
+    slots: SlotsLike,
+    device: torch.device,
+    *,
+    padding: bool = False,
+    name: str = "slots",
+    values: bool = True,
 ) -> Tensor:
-    """Slot numbers as an int64 tensor on the device.
+    """Slot numbers as an integer tensor `[n]` on the device.
 
     Raises:
-        InputError: not integers in one dimension, out of range, or twice (padding may repeat).
+        InputError: not integers in one dimension; with `values`, out of range, or twice (padding may repeat).
     """
     tensor = integers(name, slots, device)
     tensor = tensor[None] if tensor.dim() == 0 else tensor
     if tensor.dim() != 1:
         raise InputError(f"{name} must be a 1-d integer tensor, got shape {tuple(tensor.shape)}")
+    if not values:
+        return tensor
     real = tensor[tensor != PAD_SLOT] if padding else tensor
     if len(real) and (int(real.min()) < 0 or int(real.max()) >= layout.slots):
         note = f", or {PAD_SLOT} for padding" if padding else ""
@@ -55,25 +76,30 @@ def check_slots(
 
 
 def check_lengths(
-    layout: StateLayout, lengths: Tensor | Sequence[int] | None, inputs: TokenInputs, real: Tensor
-) -> Tensor:
-    """New tokens of each row, `[B]` int32 from 1 to T; rows of padding (`real [B]` false) may hold anything.
+    layout: StateLayout,
+    lengths: Tensor | Sequence[int] | None,
+    inputs: TokenInputs,
+    slots: Tensor,
+    values: bool = True,
+) -> Tensor | None:
+    """New tokens of each row, `[B]` integers from 1 to T, None for T each; rows of padding may hold anything.
 
     Raises:
-        InputError: T above the layout's draft limit, or a length out of range.
+        InputError: T above the layout's draft limit, wrong shape; with `values`, a length out of range.
     """
     batch, draft, device = inputs.batch, inputs.draft, inputs.v.device
     if not 1 <= draft <= layout.max_draft:
         raise InputError(f"inputs hold T={draft} tokens a row; this layout allows 1 to max_draft={layout.max_draft}")
     if lengths is None:
-        return torch.full((batch,), draft, dtype=torch.int32, device=device)
+        return None
     tensor = integers("lengths", lengths, device)
     if tensor.shape != (batch,):
         raise InputError(f"lengths must be [{batch}] integers, got shape {tuple(tensor.shape)}")
-    counted = tensor[real]
-    if len(counted) and (int(counted.min()) < 1 or int(counted.max()) > draft):
-        raise InputError(f"lengths={tensor.tolist()}: each must be from 1 to T={draft}")
-    return tensor.to(torch.int32)
+    if values:
+        counted = tensor[slots != PAD_SLOT]
+        if len(counted) and (int(counted.min()) < 1 or int(counted.max()) > draft):
+            raise InputError(f"lengths={tensor.tolist()}: each must be from 1 to T={draft}")
+    return tensor
 
 
 def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device) -> None:
@@ -220,37 +246,58 @@ def check_state(layout: StateLayout, state: Tensor, count: int, finite: bool) ->
         raise InputError("state holds NaN or infinity; expected finite values, no slot was changed")
 
 
-def check_counts(name: str, counts: Tensor | Sequence[int] | int, upper: Tensor, what: str) -> Tensor:
-    """Per-row counts from 0 to `upper [n]`, int32.
+def check_counts(name: str, counts: Tensor | Sequence[int] | int, shape: torch.Size, device: torch.device) -> Tensor:
+    """Counts per row: one for all, or `[n]`. Their range is `check_range`'s.
 
     Raises:
-        InputError: wrong shape, or a count out of range; `what` says what the upper bound is.
+        InputError: wrong shape, or not integers.
     """
-    tensor = integers(name, counts, upper.device)
+    tensor = integers(name, counts, device)
     if tensor.dim() == 0:
-        tensor = tensor.expand(upper.shape)
-    if tensor.shape != upper.shape:
-        raise InputError(f"{name} must be [{len(upper)}] integers, got shape {tuple(tensor.shape)}")
-    bad = (tensor < 0) | (tensor > upper)
+        return tensor.expand(shape)
+    if tensor.shape != shape:
+        raise InputError(f"{name} must be one integer or [{shape[0]}], got shape {tuple(tensor.shape)}")
+    return tensor
+
+
+def check_range(name: str, counts: Tensor, upper: Tensor, what: str) -> None:
+    """That counts `[n]` are from 0 to `upper [n]`; `what` says what the upper bound is.
+
+    Raises:
+        InputError: a count out of range.
+    """
+    bad = (counts < 0) | (counts > upper)
     if bool(bad.any()):
-        raise InputError(f"{name}={tensor.tolist()}: each must be from 0 to {what}, which is {upper.tolist()}")
-    return tensor.to(torch.int32)
+        raise InputError(f"{name}={counts.tolist()}: each must be from 0 to {what}, which is {upper.tolist()}")
 
 
-def check_parents(parents: Tensor | Sequence[Sequence[int]], inputs: TokenInputs, real: Tensor) -> Tensor:
+def check_targets(source: Tensor, target: Tensor) -> None:
+    """That no target `[n]` is the source `[n]` of another row: what one row writes, no other may read.
+
+    Raises:
+        InputError: one is.
+    """
+    crossing = (target[:, None] == source) & ~torch.eye(len(source), dtype=torch.bool, device=source.device)
+    if bool(crossing.any()):
+        raise InputError(f"target={target.tolist()}: no target may be another row's source, {source.tolist()}")
+
+
+def check_parents(
+    parents: Tensor | Sequence[Sequence[int]], inputs: TokenInputs, slots: Tensor, values: bool = True
+) -> Tensor:
     """Draft tree `[B, T]`: the parent of each token among the new tokens, −1 for a child of the history.
 
-    Rows of padding (`real [B]` false) may hold anything and come back as children of the history.
+    Rows of padding may hold anything and come back as children of the history.
 
     Raises:
-        InputError: wrong shape, or a parent that does not come before its child.
+        InputError: wrong shape; with `values`, a parent that does not come before its child.
     """
     tensor = integers("parents", parents, inputs.v.device)
     if tensor.shape != (inputs.batch, inputs.draft):
         raise InputError(f"parents must be [{inputs.batch}, {inputs.draft}] integers, got shape {tuple(tensor.shape)}")
-    tensor = torch.where(real[:, None], tensor, -1)
+    tensor = torch.where((slots != PAD_SLOT)[:, None], tensor, -1)
     order = torch.arange(inputs.draft, device=tensor.device)
-    if bool(((tensor < -1) | (tensor >= order)).any()):
+    if values and bool(((tensor < -1) | (tensor >= order)).any()):
         raise InputError(f"parents={tensor.tolist()}: each must be −1 or come before its child (topological order)")
     return tensor
 
@@ -263,6 +310,7 @@ def check_drain(drain: Tensor | Sequence[bool] | None, batch: int, device: torch
     """
     if drain is None:
         return None
+    _refuse_host_values("drain", drain, device)
     try:
         tensor = torch.as_tensor(drain, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -272,15 +320,17 @@ def check_drain(drain: Tensor | Sequence[bool] | None, batch: int, device: torch
     return tensor
 
 
-def check_position(position: Tensor | Sequence[int] | int, count: int, device: torch.device) -> Tensor:
+def check_position(
+    position: Tensor | Sequence[int] | int, count: int, device: torch.device, values: bool = True
+) -> Tensor:
     """Tokens that a loaded state has seen: one number or `[n]`, from 0 to 2^30: a decode may double it.
 
     Raises:
-        InputError: wrong shape, negative, or too large.
+        InputError: wrong shape; with `values`, negative, or too large.
     """
     tensor = integers("position", position, device)
     if tensor.dim() and tensor.shape != (count,):
         raise InputError(f"position must be one integer or [{count}], got shape {tuple(tensor.shape)}")
-    if tensor.numel() and (int(tensor.min()) < 0 or int(tensor.max()) > 2**30):
+    if values and tensor.numel() and (int(tensor.min()) < 0 or int(tensor.max()) > 2**30):
         raise InputError(f"position={tensor.tolist()}: each must be from 0 to {2**30}")
     return tensor

@@ -3,29 +3,34 @@
 Life of a row in one step: `plan` decides from the cursors, the layers run, `settle` moves the cursors past what was
 folded and marks the new tokens as pending, `commit` turns accepted pending tokens into committed records. A commit that
 never comes is a rejection; a commit that comes twice finds nothing pending. Layers of one model share one `Cursors`.
+
+Padded rows (slot −1) stay in the batch: every buffer has one entry more than slots, and that last one is theirs. It has
+no records and gets none, so a padded row never folds and never commits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from replayssm.errors import InputError, StepError
 from replayssm.schedule import FlushPolicy, first_limits, flush_rows, forced_rows
+from replayssm.tree import ancestor_mask
 
 PAD_SLOT = -1
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step as plain data, for every layer that shares the cursors. Rows of padding are left out.
+    """One step as plain data, for every layer that shares the cursors; n = B, rows of padding included.
 
     Attributes:
         rows: `[n]` int64, row of the batch.
-        slots: `[n]` int64, slot of the row.
-        lengths: `[n]` int32, new tokens.
+        slots: `[n]` int64, slot of the row, −1 for padding.
+        lengths: `[n]` int32, new tokens, 0 for padding.
         origin: `[n]` int32, ring row of the first record.
         committed: `[n]` int32, records since the checkpoint.
         flush: `[n]` bool, rows that fold.
@@ -52,6 +57,24 @@ class StepPlan:
     def live(self) -> Tensor:
         """`[n, T]` bool, false past a row's length."""
         return torch.arange(self.draft, device=self.lengths.device) < self.lengths[:, None]
+
+    @cached_property
+    def compacted(self) -> StepPlan:
+        """The plan without its rows of padding. Waits for the device, once a plan."""
+        real = (self.slots != PAD_SLOT).nonzero()[:, 0]
+        if len(real) == len(self.slots):
+            return self
+        return replace(
+            self,
+            rows=self.rows[real],
+            slots=self.slots[real],
+            lengths=self.lengths[real],
+            origin=self.origin[real],
+            committed=self.committed[real],
+            flush=self.flush[real],
+            flushes=self.flushes[real],
+            ancestors=None if self.ancestors is None else self.ancestors[real],
+        )
 
 
 class Cursors:
@@ -80,8 +103,9 @@ class Cursors:
     ) -> None:
         self.rows, self.window, self.max_draft, self.policy = rows, window, max_draft, policy
         self.changes = 0
-        for name in self.NAMES:
-            setattr(self, name, torch.zeros(slots, dtype=torch.int32, device=device))
+        self.padded = {name: torch.zeros(slots + 1, dtype=torch.int32, device=device) for name in self.NAMES}
+        for name, buffer in self.padded.items():
+            setattr(self, name, buffer[:slots])
         self.reset(torch.arange(slots, device=device))
 
     def check(self, slots: int, rows: int, window: int, max_draft: int) -> None:
@@ -94,31 +118,56 @@ class Cursors:
         if theirs != ours:
             raise InputError(f"cursors are of (slots, rows, window, max_draft) = {theirs}; the layout has {ours}")
 
+    def read(self, name: str, slots: Tensor) -> Tensor:
+        """A cursor of `slots [n]`; padding (−1) reads 0 records, 0 pending."""
+        return self.padded[name][slots]
+
     def reset(self, slots: Tensor, position: Tensor | int = 0) -> None:
         """A state was written to `slots [n]`: empty ring, first window ahead, `position` tokens in the state."""
         self.changes += 1
-        for name in ("origin", "committed", "pending", "flushes"):
-            getattr(self, name)[slots] = 0
-        self.position[slots] = torch.as_tensor(position, dtype=torch.int32, device=self.position.device)
-        self.limit[slots] = first_limits(self.policy, self.window, self.max_draft, slots)
+        for name in ("origin", "committed", "pending"):
+            self.padded[name][slots] = 0
+        # The write of a slot's first state counts as number 0; flushes that follow count from 1.
+        self.padded["flushes"][slots] = 1
+        self.padded["position"][slots] = torch.as_tensor(position, dtype=torch.int32, device=self.position.device)
+        self.padded["limit"][slots] = first_limits(self.policy, self.window, self.max_draft, slots)
 
     def plan(
         self,
-        rows: Tensor,
         slots: Tensor,
-        lengths: Tensor,
-        batch: int,
+        lengths: Tensor | None,
         draft: int,
         drain: Tensor | None = None,
-        ancestors: Tensor | None = None,
+        parents: Tensor | None = None,
     ) -> StepPlan:
-        """Decide a step for the given rows; reads the cursors, changes nothing."""
-        committed = self.committed[slots]
-        forced = forced_rows(self.policy, self.window, committed, lengths, self.position[slots], drain)
-        flush = flush_rows(committed, lengths, self.limit[slots], forced)
-        origin, flushes = self.origin[slots], self.flushes[slots]
-        ticket = (id(self), self.changes)
-        return StepPlan(rows, slots, lengths, origin, committed, flush, flushes, batch, draft, ancestors, ticket)
+        """Decide a step; reads the cursors, changes nothing.
+
+        Args:
+            slots: `[B]`, −1 for padding.
+            lengths: `[B]` new tokens of each row, T when None.
+            draft: T.
+            drain: `[B]` bool, rows that must fold now.
+            parents: `[B, T]` draft trees, chains when None.
+        """
+        slots = slots.long()
+        lengths = torch.full_like(slots, draft) if lengths is None else lengths
+        lengths = torch.where(slots == PAD_SLOT, 0, lengths).to(torch.int32)
+        committed = self.read("committed", slots)
+        forced = forced_rows(self.policy, self.window, committed, lengths, self.read("position", slots), drain)
+        flush = flush_rows(committed, lengths, self.read("limit", slots), forced)
+        return StepPlan(
+            rows=torch.arange(len(slots), device=slots.device),
+            slots=slots,
+            lengths=lengths,
+            origin=self.read("origin", slots),
+            committed=committed,
+            flush=flush,
+            flushes=self.read("flushes", slots),
+            batch=len(slots),
+            draft=draft,
+            ancestors=None if parents is None else ancestor_mask(parents),
+            ticket=(id(self), self.changes),
+        )
 
     def check_plan(self, plan: StepPlan) -> None:
         """Check that nothing moved since the plan was made.
@@ -136,24 +185,26 @@ class Cursors:
         self.changes += 1
         slots, flush = plan.slots, plan.flush
         moved = (plan.origin + plan.committed) % self.rows
-        self.origin[slots] = torch.where(flush, moved, plan.origin)
-        self.committed[slots] = torch.where(flush, 0, plan.committed)
-        self.limit[slots] = torch.where(flush, self.window, self.limit[slots])
-        self.flushes[slots] = plan.flushes + flush.to(torch.int32)
-        self.pending[slots] = plan.lengths
+        self.padded["origin"][slots] = torch.where(flush, moved, plan.origin)
+        self.padded["committed"][slots] = torch.where(flush, 0, plan.committed)
+        self.padded["limit"][slots] = torch.where(flush, self.window, self.read("limit", slots))
+        self.padded["flushes"][slots] = plan.flushes + flush.to(torch.int32)
+        self.padded["pending"][slots] = plan.lengths
 
     def commit(self, slots: Tensor, accepted: Tensor) -> None:
         """Accept the first `accepted [n]` pending tokens of each slot; the rest never happened."""
         self.changes += 1
-        taken = torch.minimum(accepted.to(torch.int32).clamp(min=0), self.pending[slots])
-        self.committed[slots] += taken
-        self.position[slots] += taken
-        self.pending[slots] = 0
+        pending = self.read("pending", slots)
+        taken = torch.minimum(accepted.clamp(min=0), pending).to(torch.int32)
+        self.padded["committed"][slots] += taken
+        self.padded["position"][slots] += taken
+        self.padded["pending"][slots] = 0
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy all cursors of `source [n]` to `target [n]`; drafts that await acceptance stay with the source."""
         self.changes += 1
-        for name in self.NAMES:
-            buffer = getattr(self, name)
+        for buffer in self.padded.values():
             buffer[target] = buffer[source]
-        self.pending[target] = 0
+        self.padded["pending"][target] = 0
+        # A padded target has written to the entry of padding.
+        self.padded["committed"][-1] = 0

@@ -6,6 +6,7 @@ and the new tokens would exceed the row's limit, or the row is forced. Policies 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from replayssm.errors import InputError
 
-# 2^16 divided by the golden ratio: multiples modulo 2^16 spread evenly for any run of slot numbers.
-_GOLDEN = 40503
+GOLDEN = 40503
+"""2^16 divided by the golden ratio: multiples modulo 2^16 spread evenly for any run of slot numbers."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,13 @@ def first_limits(policy: FlushPolicy, window: int, max_draft: int, slots: Tensor
     if not policy.stagger:
         return torch.full_like(slots, window, dtype=torch.int32)
     span = window - min(max_draft, window) + 1
-    phase = (slots.long() * _GOLDEN) & 0xFFFF
+    phase = (slots.long() * GOLDEN) & 0xFFFF
     return (window - ((phase * span) >> 16)).to(torch.int32)
+
+
+def early_records(policy: FlushPolicy, window: int) -> int:
+    """Records that a row must have before the budget may flush it: the share `early` of the window, rounded up."""
+    return math.ceil(policy.early * window)
 
 
 def forced_rows(
@@ -104,7 +110,7 @@ def forced_rows(
     if policy.boundary is not None:
         forced |= position % policy.boundary == 0
     if policy.budget is not None:
-        candidate = (committed >= policy.early * window) & (committed + lengths <= window)
+        candidate = (committed >= early_records(policy, window)) & (committed + lengths <= window)
         fullest_first = torch.argsort(torch.where(candidate, committed, -1), descending=True, stable=True)
         rank = torch.empty_like(fullest_first)
         rank[fullest_first] = torch.arange(len(rank), device=rank.device)

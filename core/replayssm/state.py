@@ -10,7 +10,8 @@ from torch import Tensor
 
 from replayssm import checks
 from replayssm.backends import load_backend
-from replayssm.capability import DRAFT, STANDARD, TREE, choose_backend, supports
+from replayssm.capability import CAPABILITIES, DRAFT, STANDARD, TREE, choose_backend, supports
+from replayssm.capture import capturing
 from replayssm.checks import SlotsLike
 from replayssm.cursors import PAD_SLOT, Cursors, StepPlan
 from replayssm.errors import InputError, StepError, UnsupportedError
@@ -19,7 +20,7 @@ from replayssm.layer import LayerState
 from replayssm.layout import Buffers, StateLayout
 from replayssm.recurrence import LayerKind
 from replayssm.schedule import FlushPolicy
-from replayssm.tree import ancestor_mask, check_path, check_prefix
+from replayssm.tree import check_path, check_prefix
 
 if TYPE_CHECKING:
     from replayssm.traffic import TrafficMeter
@@ -36,7 +37,9 @@ class ReplayState:
         device: where the buffers live.
         buffers: an engine's own memory (see `StateLayout.check`); allocated when None.
         cursors: cursors shared with the other layers of a model; made when None. Their owner plans and settles.
-        check_inputs: whether values are checked (finite, in range); shapes and dtypes always are.
+        check_inputs: whether values are checked (finite, in range, no slot twice), for which the host waits for the
+            device; never while a CUDA graph is captured. Shapes and dtypes always are, and integers too where the
+            backend reads them on the host anyway.
         seed: Philox seed of stochastic rounding.
         meter: counts flushes, drafts and state bytes when given.
 
@@ -77,12 +80,14 @@ class ReplayState:
             if flush is not None and flush != cursors.policy:
                 raise InputError(f"flush={flush} differs from the shared cursors' {cursors.policy}; leave it out")
         self.layout, self.device, self.check_inputs, self.meter = layout, device, check_inputs, meter
+        if meter is not None:
+            meter.place(device)
         self.backend = load_backend(name)
         self.flush_policy = flush or FlushPolicy()
         memory = layout.allocate(device) if buffers is None else buffers
         seeds = torch.tensor([seed], dtype=torch.int64, device=device)
         self.layer = LayerState(layout, memory, _decay_rates(layout, A, device), seeds)
-        self.cursors = cursors or Cursors(
+        self.cursors = cursors or self.backend.cursors(
             layout.slots, layout.rows, layout.window, layout.max_draft, self.flush_policy, device
         )
         self._open: StepPlan | None = None
@@ -92,8 +97,8 @@ class ReplayState:
     def reset(self, slots: SlotsLike | None = None) -> None:
         """Zero state and empty ring for `slots` (all of them when None)."""
         index = self._slots(slots)
-        geometry = self.layout.recurrence
-        self._install(index, torch.zeros(len(index), *geometry.state_shape, device=self.device), 0)
+        zero = torch.zeros(1, *self.layout.recurrence.state_shape, device=self.device)
+        self._install(index, zero.expand(len(index), -1, -1, -1), 0)
 
     def load(self, slots: SlotsLike, state: Tensor, position: Tensor | Sequence[int] | int = 0) -> None:
         """Start `slots [n]` from a prefill's final state: checkpoint and read copy written, ring empty.
@@ -103,14 +108,16 @@ class ReplayState:
             position: tokens that the state has seen, for flushes at prefix-cache boundaries.
         """
         index = self._slots(slots)
-        checks.check_state(self.layout, state, len(index), self.check_inputs)
-        self._install(index, state, checks.check_position(position, len(index), self.device))
+        checks.check_state(self.layout, state, len(index), self._checks_values)
+        self._install(index, state, checks.check_position(position, len(index), self.device, self._checks_integers))
 
     def copy(self, source: SlotsLike, target: SlotsLike) -> None:
-        """Clone slots bit for bit: state, ring and cursors. Drafts that await acceptance stay with the source."""
+        """Clone slots bit for bit: state, ring and cursors. Drafts that await acceptance stay with the source.
+
+        All sources are read before a target is written, so a beam search may permute its slots in one call.
+        """
         src, dst = self._pair(source, target)
-        for buffer in self.layer.buffers.values():
-            buffer[dst] = buffer[src]
+        self.backend.copy(self.layer, src, dst)
         self.cursors.copy(src, dst)
 
     def materialise(
@@ -119,18 +126,23 @@ class ReplayState:
         """Fold the first `count` committed records of `source` into `target`; the source stays as it is.
 
         Args:
+            source: `[n]`; a slot may serve several targets.
+            target: `[n]`, none of them another row's source.
             count: `[n]`, None for all committed records. The target starts with an empty ring at that token.
         """
         src, dst = self._pair(source, target)
+        if self._checks_integers:
+            checks.check_targets(src, dst)
         taken = self._counts(src, count)
-        state = self.backend.fold(self.layer, src, self.cursors.origin[src], taken)
-        position = self.cursors.position[src] - self.cursors.committed[src] + taken
-        self._install(dst, state, position)
+        origin, first = self.cursors.read("origin", src), torch.zeros_like(taken)
+        self.backend.fold_into(self.layer, src, dst, origin, taken, first)
+        position = self.cursors.read("position", src) - self.cursors.read("committed", src) + taken
+        self.cursors.reset(dst, position)
 
     def state(self, slots: SlotsLike | None = None, count: Tensor | Sequence[int] | int | None = None) -> Tensor:
         """State after the first `count` committed records (all when None): `[n, H, V, K]` fp32 (fp64 for fp64 rings)."""
         index = self._slots(slots)
-        return self.backend.fold(self.layer, index, self.cursors.origin[index], self._counts(index, count))
+        return self.backend.fold(self.layer, index, self.cursors.read("origin", index), self._counts(index, count))
 
     # The step protocol.
 
@@ -176,19 +188,16 @@ class ReplayState:
         drain: Tensor | Sequence[bool] | None = None,
     ) -> StepPlan:
         """Check a step and decide it; changes nothing. For engines whose layers share cursors."""
+        values = self._checks_integers
         checks.check_inputs(self.layout, inputs, self.device)
-        index = checks.check_slots(self.layout, slots, self.device, padding=True)
+        index = checks.check_slots(self.layout, slots, self.device, padding=True, values=values)
         if len(index) != inputs.batch:
             raise InputError(f"slots has {len(index)} entries for B={inputs.batch} rows of inputs")
-        real = index != PAD_SLOT
-        length = checks.check_lengths(self.layout, lengths, inputs, real)
-        ancestors = None if parents is None else ancestor_mask(checks.check_parents(parents, inputs, real))
+        length = checks.check_lengths(self.layout, lengths, inputs, index, values)
+        tree = None if parents is None else checks.check_parents(parents, inputs, index, values)
         self._require(TREE if parents is not None else DRAFT if inputs.draft > 1 else STANDARD)
-        rows = real.nonzero()[:, 0]
         drain = checks.check_drain(drain, inputs.batch, self.device)
-        draining = None if drain is None else drain[rows]
-        chosen = None if ancestors is None else ancestors[rows]
-        return self.cursors.plan(rows, index[rows], length[rows], inputs.batch, inputs.draft, draining, chosen)
+        return self.cursors.plan(index, length, inputs.draft, drain, tree)
 
     def run(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """Execute a planned step on this layer's buffers.
@@ -207,7 +216,7 @@ class ReplayState:
     @torch.no_grad()
     def _execute(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """A step whose plan and shapes are checked: values, then the backend."""
-        if self.check_inputs:
+        if self._checks_values:
             checks.check_finite(self.layout, inputs, plan)
             checks.check_decay(self.layout, inputs, plan)
         if self.meter is not None:
@@ -224,47 +233,46 @@ class ReplayState:
         self.cursors.settle(plan)
         self._open = plan
 
-    def commit(self, accepted: Tensor | Sequence[int] | int) -> None:
-        """Accept the first `accepted [B]` new tokens of each row of the last step (the bonus token included).
+    def commit(self, accepted: Tensor | Sequence[int] | int, plan: StepPlan | None = None) -> None:
+        """Accept the first `accepted [B]` new tokens of each row of a step (the bonus token included).
 
         A second commit of the same step finds nothing pending and changes nothing.
+
+        Args:
+            accepted: `[B]`, or one number for all rows; what padded rows hold is ignored.
+            plan: the step, when it is not the last one that this state settled (a replayed graph, for one).
 
         Raises:
             StepError: no step has run.
             InputError: more tokens than the row drafted, or after a tree step tokens that are not a path of the tree.
         """
-        plan = self._last_step("commit")
-        taken = _per_row(plan, accepted, "accepted")
-        if self.check_inputs:
-            taken = checks.check_counts("accepted", taken, plan.lengths, "the row's new tokens")
-            check_prefix(taken, plan.ancestors, plan.lengths)
-        if self.meter is not None:
-            self.meter.record_commit(self.cursors.pending[plan.slots], taken)
-        self.cursors.commit(plan.slots, taken)
+        plan = plan or self._last_step("commit")
+        taken = checks.check_counts("accepted", accepted, plan.slots.shape, self.device)
+        if self._checks_values:
+            real = plan.compacted
+            checks.check_range("accepted", taken[real.rows], real.lengths, "the row's new tokens")
+            check_prefix(taken[real.rows], real.ancestors, real.lengths)
+        self._commit(plan, taken)
 
-    def commit_path(self, path: Tensor | Sequence[Sequence[int]]) -> None:
+    def commit_path(self, path: Tensor | Sequence[Sequence[int]], plan: StepPlan | None = None) -> None:
         """Accept one path of each row's draft tree: `[B, P]` token numbers from the history down, −1 for padding.
+
+        The other layers that share the cursors need `compact` before.
 
         Raises:
             StepError: no tree step awaits a commit.
             InputError: a path that is not in the tree.
         """
-        plan = self._last_step("commit_path")
-        if plan.ancestors is None:
-            raise StepError("commit_path needs a step with parents; use commit for a chain of drafts")
-        tokens = checks.integers("path", path, self.device)
-        if tokens.dim() != 2 or len(tokens) != plan.batch:
-            raise InputError(f"path must be [{plan.batch}, P] integers, got shape {tuple(tokens.shape)}")
-        tokens = tokens[plan.rows]
-        taken = check_path(tokens, plan.ancestors, plan.lengths)
-        # Rows committed, flushed or reset since have nothing pending: moving their records would tear them.
-        open_rows = (self.cursors.pending[plan.slots] > 0).nonzero()[:, 0]
-        slots, tokens, taken = plan.slots[open_rows], tokens[open_rows], taken[open_rows]
-        first = self.cursors.origin[slots] + self.cursors.committed[slots]
-        self.backend.compact(self.layer, slots, first, tokens)
-        if self.meter is not None:
-            self.meter.record_commit(self.cursors.pending[slots], taken)
-        self.cursors.commit(slots, taken)
+        plan = plan or self._last_step("commit_path")
+        tokens = self._compact(plan, path)
+        self._commit(plan, (tokens >= 0).sum(-1))
+
+    def compact(self, plan: StepPlan, path: Tensor | Sequence[Sequence[int]]) -> None:
+        """Move the records of an accepted path to where a chain's would be: `commit_path` without the cursors.
+
+        For each further layer of a model; before `commit_path`, which ends the step for all of them.
+        """
+        self._compact(plan, path)
 
     def flush(self, slots: SlotsLike | None = None) -> None:
         """Fold all committed records of `slots` now (drain before a transfer, an offload or a preemption).
@@ -272,47 +280,79 @@ class ReplayState:
         Pending drafts are dropped, as by a commit of 0.
         """
         index = self._slots(slots)
-        cursors = self.cursors
-        cursors.pending[index] = 0
-        index = index[cursors.committed[index] > 0]
-        if not len(index):
-            return
-        none = torch.zeros_like(cursors.pending[index])
-        drain = torch.ones(len(index), dtype=torch.bool, device=self.device)
-        plan = cursors.plan(torch.arange(len(index), device=self.device), index, none, len(index), 0, drain)
-        state = self.backend.fold(self.layer, index, plan.origin, plan.committed)
-        self.backend.store(self.layer, index, state, plan.flushes)
-        cursors.settle(plan)
+        none = torch.zeros_like(index)
+        plan = self.cursors.plan(index, none, 0, torch.ones_like(index, dtype=torch.bool))
+        target = torch.where(plan.flush, plan.slots, PAD_SLOT)
+        self.backend.fold_into(self.layer, plan.slots, target, plan.origin, plan.committed, plan.flushes)
+        self.cursors.settle(plan)
+
+    def _compact(self, plan: StepPlan, path: Tensor | Sequence[Sequence[int]]) -> Tensor:
+        if plan.ancestors is None:
+            raise StepError("commit_path needs a step with parents; use commit for a chain of drafts")
+        tokens = checks.integers("path", path, self.device)
+        if tokens.dim() != 2 or len(tokens) != plan.batch:
+            raise InputError(f"path must be [{plan.batch}, P] integers, got shape {tuple(tokens.shape)}")
+        if self._checks_integers:
+            real = plan.compacted
+            assert real.ancestors is not None
+            check_path(tokens[real.rows], real.ancestors, real.lengths)
+        # Rows committed, flushed or reset since have nothing pending: moving their records would tear them.
+        slots = torch.where(self.cursors.read("pending", plan.slots) > 0, plan.slots, PAD_SLOT)
+        self.backend.compact(self.layer, slots, plan.origin + plan.committed, tokens)
+        return tokens
+
+    def _commit(self, plan: StepPlan, taken: Tensor) -> None:
+        if self.meter is not None:
+            self.meter.record_commit(self.cursors.read("pending", plan.slots), taken)
+        self.cursors.commit(plan.slots, taken)
 
     @torch.no_grad()
     def _install(self, slots: Tensor, state: Tensor, position: Tensor | int) -> None:
         state = state.to(self.device, torch.float64 if state.dtype == torch.float64 else torch.float32)
-        # The first write of a slot's life counts as number 0; flushes that follow count from 1.
-        zeros = torch.zeros(len(slots), dtype=torch.int32, device=self.device)
-        self.backend.store(self.layer, slots, state, zeros)
+        self.backend.store(self.layer, slots, state, torch.zeros_like(slots, dtype=torch.int32))
         self.cursors.reset(slots, position)
-        self.cursors.flushes[slots] = 1
 
     def _slots(self, slots: SlotsLike | None, name: str = "slots") -> Tensor:
         if slots is None:
             return torch.arange(self.layout.slots, device=self.device)
-        return checks.check_slots(self.layout, slots, self.device, name=name)
+        return checks.check_slots(self.layout, slots, self.device, name=name, values=self._checks_integers).long()
 
     def _pair(self, source: SlotsLike, target: SlotsLike) -> tuple[Tensor, Tensor]:
-        src = checks.integers("source", source, self.device)
+        src = checks.integers("source", source, self.device).long()
         src = src[None] if src.dim() == 0 else src
         # A source may serve several targets, so only its shape and range are checked.
-        checks.check_slots(self.layout, src.unique(dim=0), self.device, name="source")
+        distinct = src.unique(dim=0) if self._checks_integers else src
+        checks.check_slots(self.layout, distinct, self.device, name="source", values=self._checks_integers)
         dst = self._slots(target, "target")
         if len(src) != len(dst):
             raise InputError(f"source has {len(src)} slots and target {len(dst)}; expected as many")
         return src, dst
 
     def _counts(self, slots: Tensor, count: Tensor | Sequence[int] | int | None) -> Tensor:
-        committed = self.cursors.committed[slots]
+        committed = self.cursors.read("committed", slots)
         if count is None:
             return committed
-        return checks.check_counts("count", count, committed, "the slot's committed records")
+        counts = checks.check_counts("count", count, committed.shape, self.device)
+        if self._checks_integers:
+            checks.check_range("count", counts, committed, "the slot's committed records")
+        return torch.minimum(counts.clamp(min=0), committed).to(torch.int32)
+
+    @property
+    def _checks_values(self) -> bool:
+        return not self._is_captured() and self.check_inputs
+
+    @property
+    def _checks_integers(self) -> bool:
+        return not self._is_captured() and (self.check_inputs or not CAPABILITIES[self.backend.name].graph_capture)
+
+    def _is_captured(self) -> bool:
+        if not capturing(self.device):
+            return False
+        if not CAPABILITIES[self.backend.name].graph_capture:
+            raise UnsupportedError(
+                f"backend {self.backend.name!r} waits for the device; a CUDA graph cannot capture it"
+            )
+        return True
 
     def _require(self, mode: str) -> None:
         ok, reason = supports(self.backend.name, self.layout, self.device, mode)
@@ -323,16 +363,6 @@ class ReplayState:
         if self._open is None:
             raise StepError(f"{call} before any step; call verify (or decode) first")
         return self._open
-
-
-def _per_row(plan: StepPlan, counts: Tensor | Sequence[int] | int, name: str) -> Tensor:
-    """Counts of the batch `[B]` (or one for all) → those of the plan's rows, `[n]`."""
-    tensor = checks.integers(name, counts, plan.slots.device)
-    if tensor.dim() == 0:
-        return tensor.expand(len(plan.rows))
-    if tensor.shape != (plan.batch,):
-        raise InputError(f"{name} must be one integer or [{plan.batch}], got shape {tuple(tensor.shape)}")
-    return tensor[plan.rows]
 
 
 def _decay_rates(layout: StateLayout, A: Tensor | None, device: torch.device) -> Tensor | None:

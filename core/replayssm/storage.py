@@ -27,10 +27,11 @@ def write_state(
         flushes: `[n]`, states written to the slot before this one (counter of stochastic rounding).
         seed: `[1]` int64.
     """
+    if not len(state):
+        return
     noise = None
     if layout.precision.stochastic_rounding:
-        elements = state[0].numel() if len(state) else 0
-        noise = uniform(seed, slots, flushes, elements).reshape(state.shape).to(state.dtype)
+        noise = uniform(seed, slots, flushes, state[0].numel()).reshape(state.shape).to(state.dtype)
     _write(layout, buffers, "checkpoint", slots, state, noise)
     if layout.precision.read_copy is not None:
         _write(layout, buffers, "read_copy", slots, state, None)
@@ -117,6 +118,12 @@ class NewRecords:
         if self.raw_value is not None and self.beta is not None:
             pairs += [("key_scale_ring", self.key_scale), ("raw_value_ring", self.raw_value), ("beta_ring", self.beta)]
         return pairs
+
+
+def copy_slots(buffers: Buffers, source: Tensor, target: Tensor) -> None:
+    """All buffers of `source [n]` to `target [n]`, bit for bit; all are read before any is written."""
+    for buffer in buffers.values():
+        buffer[target] = buffer[source]
 
 
 def move_records(layout: StateLayout, buffers: Buffers, slots: Tensor, first: Tensor, path: Tensor) -> None:

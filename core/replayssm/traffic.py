@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from replayssm.cursors import Cursors, StepPlan
+from replayssm.cursors import PAD_SLOT, Cursors, StepPlan
 from replayssm.layout import StateLayout
 from replayssm.schedule import FlushPolicy
 
@@ -64,36 +64,45 @@ def ordinary_bytes(layout: StateLayout, draft: int) -> tuple[int, int]:
 
 
 class TrafficMeter:
-    """Sums over the steps of a state: device counters, read on request only."""
+    """Sums over the steps of a state: counters on the device, also under graph replay, read on request only."""
 
     NAMES = ("steps", "flushes", "drafted", "accepted", "bytes_read", "bytes_written", "ordinary_bytes")
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor | int] = dict.fromkeys(self.NAMES, 0)
+        self._sums: dict[torch.device, Tensor] = {}
+
+    def place(self, device: torch.device) -> None:
+        """Make the counters of a device, which must be there before a graph is captured."""
+        sums = torch.zeros(len(self.NAMES), dtype=torch.int64, device=device)
+        self._sums.setdefault(sums.device, sums)
 
     def record(self, layout: StateLayout, plan: StepPlan) -> None:
-        """Count a step as planned."""
+        """Count a step as planned; rows of padding move nothing."""
         read, written = StateBytes.of(layout).step(plan.committed, plan.lengths, plan.flush)
         # Row by row the ordinary way reads the state once and writes it once for each token.
         state, _ = ordinary_bytes(layout, 1)
-        self._add("steps", len(plan.rows))
-        self._add("flushes", plan.flush.sum())
-        self._add("drafted", plan.lengths.sum())
-        self._add("bytes_read", read.sum())
-        self._add("bytes_written", written.sum())
-        self._add("ordinary_bytes", state * (len(plan.rows) + plan.lengths.sum()))
+        real = plan.slots != PAD_SLOT
+        self._add("steps", real)
+        self._add("flushes", plan.flush)
+        self._add("drafted", plan.lengths)
+        self._add("bytes_read", read * real)
+        self._add("bytes_written", written)
+        self._add("ordinary_bytes", state * (real + plan.lengths))
 
     def record_commit(self, pending: Tensor, accepted: Tensor) -> None:
         """Count the accepted of the pending tokens; a repeated commit has none pending."""
-        self._add("accepted", torch.minimum(pending, accepted).sum())
+        self._add("accepted", torch.minimum(pending, accepted))
 
     def totals(self) -> dict[str, int]:
         """The sums as integers, with `rolled_back` = drafted − accepted; waits for the device."""
-        totals = {name: int(value) for name, value in self._sums.items()}
+        sums = sum((sums.cpu() for sums in self._sums.values()), torch.zeros(len(self.NAMES), dtype=torch.int64))
+        totals = dict(zip(self.NAMES, sums.tolist(), strict=True))
         return {**totals, "rolled_back": totals["drafted"] - totals["accepted"]}
 
-    def _add(self, name: str, amount: Tensor | int) -> None:
-        self._sums[name] = self._sums[name] + amount
+    def _add(self, name: str, amounts: Tensor) -> None:
+        if amounts.device not in self._sums:
+            self.place(amounts.device)
+        self._sums[amounts.device][self.NAMES.index(name)] += amounts.sum()
 
 
 @dataclass(frozen=True)
@@ -136,12 +145,11 @@ def simulate(
     generator = torch.Generator().manual_seed(seed)
     cursors = Cursors(rows, layout.rows, layout.window, layout.max_draft, policy or FlushPolicy(), "cpu")
     index = torch.arange(rows)
-    lengths = torch.full((rows,), draft, dtype=torch.int32)
     cost = StateBytes.of(layout)
     sums = torch.zeros(4, dtype=torch.float64)
     warm = steps // 4
     for step in range(steps):
-        plan = cursors.plan(index, index, lengths, rows, draft)
+        plan = cursors.plan(index, None, draft)
         read, written = cost.step(plan.committed, plan.lengths, plan.flush)
         hits = torch.rand(rows, draft - 1, generator=generator) < acceptance
         accepted = 1 + hits.long().cumprod(-1).sum(-1)

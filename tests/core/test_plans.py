@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from replayssm import FlushPolicy, InputError, LayerKind, Recurrence, ReplayState, StateLayout, StepError, TokenInputs
+from replayssm.conformance.inputs import select
 
 LAYOUT = StateLayout(Recurrence(LayerKind.GDN, 2, 1, 4, 16), 4, window=4, max_draft=3, activation=torch.float32)
 
@@ -101,6 +102,53 @@ def test_padded_rows_may_hold_any_length_and_parents(state):
     out = state.verify(x, [0, -1], lengths=[2, 0], parents=[[-1, 0], [9, 9]])
     assert torch.isfinite(out[0]).all()
     assert not out[1].any()
+
+
+def test_accepted_tree_path_in_every_layer(state):
+    """Each further layer moves its records, then one commit; as if the path had been a chain in both."""
+    layers = [state, ReplayState(LAYOUT, cursors=state.cursors)]
+    layers[1].layer.buffers["checkpoint"].copy_(layers[0].layer.buffers["checkpoint"])
+    tree, chains = tokens(2, 3), ReplayState(LAYOUT)
+    chains.load([0, 1], state.state([0, 1]))
+    plan = state.plan(tree, [0, 1], parents=[[-1, 0, 0], [-1, -1, 1]])
+    for layer in layers:
+        layer.run(plan, tree)
+    state.settle(plan)
+    layers[1].compact(plan, [[0, 2], [1, 2]])
+    state.commit_path([[0, 2], [1, 2]])
+    chains.verify(select(tree, torch.tensor([0, 1])), [0, 1])
+    chains.commit(0)
+    for row, path in ((0, [0, 2]), (1, [1, 2])):
+        chains.verify(select(tree, slice(row, row + 1), torch.tensor(path)), [row])
+        chains.commit(2)
+    for layer in layers:
+        torch.testing.assert_close(layer.state([0, 1]), chains.state([0, 1]), rtol=1e-5, atol=1e-5)
+
+
+def test_commit_of_an_older_plan(state):
+    """Two steps on different slots, committed in the other order."""
+    first = state.plan(tokens(1, 2), [0])
+    state.settle(first)
+    second = state.plan(tokens(1, 3), [1])
+    state.settle(second)
+    state.commit([3], second)
+    state.commit([1], first)
+    assert state.cursors.committed.tolist() == [1, 3, 0, 0]
+
+
+def test_plan_keeps_padding_in_the_batch(state):
+    plan = state.plan(tokens(3, 2), [-1, 2, -1], lengths=[9, 1, 0])
+    assert (plan.rows.tolist(), plan.slots.tolist(), plan.lengths.tolist()) == ([0, 1, 2], [-1, 2, -1], [0, 1, 0])
+    assert (plan.compacted.rows.tolist(), plan.compacted.slots.tolist()) == ([1], [2])
+    assert plan.compacted.compacted is plan.compacted
+
+
+def test_materialise_refuses_targets_that_another_row_reads(state):
+    before = state.state()
+    with pytest.raises(InputError, match="no target may be another row's source"):
+        state.materialise([0, 1], [1, 3])
+    assert torch.equal(before, state.state())
+    state.materialise([0, 1], [0, 3])
 
 
 def test_buffers_may_not_share_an_address():

@@ -72,7 +72,7 @@ def test_cursors_through_a_flush_by_hand():
     slot, two = torch.tensor([0]), ints(2)
     seen = []
     for accepted in (2, 2, 1, 0, 2, 2):
-        plan = cursors.plan(slot, slot, two, 1, 2)
+        plan = cursors.plan(slot, two, 2)
         cursors.settle(plan)
         cursors.commit(slot, ints(accepted))
         seen.append((bool(plan.flush[0]), int(cursors.origin[0]), int(cursors.committed[0]), int(cursors.position[0])))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from replayssm.traffic import TrafficMeter
 
 
@@ -10,7 +12,7 @@ class ModelMeter(TrafficMeter):
 
     def resubmitted(self, tokens: int) -> None:
         """Tokens that awaited acceptance were presented again; they are drafts only once."""
-        self._add("drafted", -tokens)
+        self._add("drafted", torch.tensor(-tokens))
 
     def __deepcopy__(self, memo: dict[int, object]) -> ModelMeter:
         # A copied cache still belongs to the same model.

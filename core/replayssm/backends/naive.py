@@ -5,21 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replayssm.backends.base import output_buffer
+from replayssm.backends.base import PlainMemory, output_buffer
 from replayssm.cursors import StepPlan
 from replayssm.inputs import ProcessedInputs, TokenInputs
 from replayssm.layer import LayerState
 from replayssm.reference.recurrence import Token, log_decay, read, token_at, write
-from replayssm.storage import move_records, read_matrix, write_state
+from replayssm.storage import read_matrix
 
 
-class NaiveBackend:
+class NaiveBackend(PlainMemory):
     """Reference backend. Replays every record through the ordinary recurrence; no window algebra."""
 
     name = "naive"
 
     def step(self, layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """See `Backend.step`."""
+        plan = plan.compacted
         new = inputs.process(layer.layout.recurrence, plan.rows, torch.float64)
         out = output_buffer(layer, plan, torch.float64, inputs.v.device)
         for i, row in enumerate(plan.rows.tolist()):
@@ -74,14 +75,6 @@ class NaiveBackend:
                     decayed = state[one] * record.decay[:, :, None, :]
                     state[one] = decayed + record.v[..., None] * record.k[:, :, None, :]
         return state
-
-    def store(self, layer: LayerState, slots: Tensor, state: Tensor, flushes: Tensor) -> None:
-        """See `Backend.store`."""
-        write_state(layer.layout, layer.buffers, slots, state, flushes, layer.seed)
-
-    def compact(self, layer: LayerState, slots: Tensor, first: Tensor, path: Tensor) -> None:
-        """See `Backend.compact`."""
-        move_records(layer.layout, layer.buffers, slots, first, path)
 
     def _append(
         self, layer: LayerState, slots: Tensor, ring_row: int, new: ProcessedInputs, i: int, t: int, u: Tensor

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from replayssm.backends.base import output_buffer
+from replayssm.backends.base import PlainMemory, output_buffer
 from replayssm.backends.window import NewTokens, fold_window, lower, read_window
 from replayssm.cursors import StepPlan
 from replayssm.inputs import ProcessedInputs, TokenInputs
@@ -19,19 +19,18 @@ from replayssm.storage import (
     Records,
     append_records,
     gather_records,
-    move_records,
     read_matrix,
-    write_state,
 )
 
 
-class TorchBackend:
+class TorchBackend(PlainMemory):
     """Vectorised over rows and heads. Synchronises with the host, so it is not for CUDA-graph capture."""
 
     name = "torch"
 
     def step(self, layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """See `Backend.step`."""
+        plan = plan.compacted
         with _full_precision():
             out = output_buffer(layer, plan, layer.layout.compute_dtype, inputs.v.device)
             if len(plan.rows):
@@ -77,14 +76,6 @@ class TorchBackend:
             value, beta = records.raw_value, records.beta
         with _full_precision():
             return fold_window(state, key, value, g, beta)
-
-    def store(self, layer: LayerState, slots: Tensor, state: Tensor, flushes: Tensor) -> None:
-        """See `Backend.store`."""
-        write_state(layer.layout, layer.buffers, slots, state, flushes, layer.seed)
-
-    def compact(self, layer: LayerState, slots: Tensor, first: Tensor, path: Tensor) -> None:
-        """See `Backend.compact`."""
-        move_records(layer.layout, layer.buffers, slots, first, path)
 
 
 def _outputs(
