@@ -50,7 +50,7 @@ def test_version(capsys):
 
 def test_unknown_command(capsys):
     assert main(["fold"]) == 2
-    assert "unknown command 'fold'; expected one of capabilities" in capsys.readouterr().err
+    assert "unknown command 'fold'; expected one of bench, capabilities" in capsys.readouterr().err
 
 
 def test_every_public_name_resolves():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 BUILT_IN = {
+    "bench": "replayssm.cli.bench",
     "capabilities": "replayssm.cli.capabilities",
     "doctor": "replayssm.cli.doctor",
     "plan": "replayssm.cli.plan",

@@ -27,6 +27,7 @@ class Driver:
         seed: of inputs and of stochastic rounding.
         raw, extras: see `Source`.
         buffers: memory handed in.
+        model_device: where the model computes; a GPU for states of a real model's size.
     """
 
     def __init__(
@@ -39,12 +40,13 @@ class Driver:
         raw: bool = False,
         extras: bool = False,
         buffers: Buffers | None = None,
+        model_device: torch.device | str = "cpu",
     ) -> None:
         self.subject, self.layout = subject, layout
         policy = policy or FlushPolicy()
         self.source = Source(layout.recurrence, layout.activation, subject.device, seed=seed, raw=raw, extras=extras)
         self.state = subject.make(layout, StateOptions(A=self.source.A, flush=policy, seed=seed, buffers=buffers))
-        self.model = Model(layout, self.source.A, policy, seed, subject.row)
+        self.model = Model(layout, self.source.A, policy, seed, subject.row, model_device)
         self.visible = Feature.MEMORY in subject.features
         self.steps = 0
         self.decay_sum = LARGEST_DECAY * layout.rows

@@ -73,6 +73,7 @@ class Model:
         policy: as the subject's.
         seed: as the subject's.
         row: the number that a slot has inside the subject.
+        device: where the model computes.
     """
 
     def __init__(
@@ -82,14 +83,16 @@ class Model:
         policy: FlushPolicy,
         seed: int = 0,
         row: Callable[[int], int] = int,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.layout, self.A, self.policy, self.row = layout, None if A is None else A.cpu(), policy, row
-        self.seed = torch.tensor([seed])
+        self.layout, self.policy, self.row, self.device = layout, policy, row, torch.device(device)
+        self.A = None if A is None else A.to(self.device)
+        self.seed = torch.tensor([seed], device=self.device)
         self.slots: dict[int, SlotModel] = {}
 
     def load(self, slot: int, state: Tensor, position: int = 0) -> None:
         """A state `[H, V, K]` was written to a slot."""
-        checkpoint, seen = self._store(slot, state.cpu()[None], 0)
+        checkpoint, seen = self._store(slot, state.to(self.device)[None], 0)
         rows = torch.tensor([self.row(slot)])
         limit = int(first_limits(self.policy, self.layout.window, self.layout.max_draft, rows)[0])
         self.slots[slot] = SlotModel([checkpoint], seen, limit, position, 1)
@@ -177,7 +180,9 @@ class Model:
         states: list[Tensor] = []
         records: list[Record] = []
         for t, parent in enumerate(parents):
-            token = Token(*(x.cpu() for x in token_at(recurrence, processed, t, self._rates(inputs.v.device))))
+            token = Token(
+                *(x.to(self.device) for x in token_at(recurrence, processed, t, self._rates(inputs.v.device)))
+            )
             state, u = write(recurrence, base if parent < 0 else states[parent], token)
             states.append(state)
             records.append(Record(token, u, parent))
@@ -195,7 +200,8 @@ class Model:
         precision, state = self.layout.precision, state.double()
         noise = None
         if precision.stochastic_rounding:
-            numbers = uniform(self.seed, torch.tensor([self.row(number)]), torch.tensor([flushes]), state.numel())
+            row, count = (torch.tensor([number], device=self.device) for number in (self.row(number), flushes))
+            numbers = uniform(self.seed, row, count, state.numel())
             noise = numbers.reshape(state.shape).double()
         checkpoint = _stored(precision.checkpoint_format, state, noise)
         read_format = precision.read_format
@@ -218,5 +224,5 @@ def _finished(inputs: TokenInputs, out: Tensor, magnitude: Tensor, row: int) -> 
     count, device = len(out), inputs.v.device
     z = None if inputs.z is None else inputs.z[:, :count]
     short = replace(inputs, v=inputs.v[:, :count], z=z)
-    finished = short.finish(out[None].to(device), torch.tensor([row], device=device)).cpu()[0]
-    return Expected(finished, magnitude if z is None else magnitude * F.silu(z[row].double()).abs().cpu())
+    finished = short.finish(out[None].to(device), torch.tensor([row], device=device))[0].to(out.device)
+    return Expected(finished, magnitude if z is None else magnitude * F.silu(z[row].double()).abs().to(out.device))

@@ -1,0 +1,138 @@
+"""A whole run: gate everything, then measure ceilings, the ordinary decode and our step, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from replayssm.bench.ceilings import Ceilings
+from replayssm.bench.conventional import STATE_DTYPES, Implementation, Ordinary, Timed, time_best
+from replayssm.bench.gate import check_step, require_served
+from replayssm.bench.results import Results, Row
+from replayssm.bench.scenario import Scenario, round_of_launches, step_bytes
+from replayssm.bench.stepping import new_inputs
+from replayssm.bench.timing import Machine
+from replayssm.errors import ReplaySSMError
+from replayssm.kernels.tiles import Tiles, choose_tiles
+
+
+class RedGateError(ReplaySSMError):
+    """A step is wrong, so nothing about its speed is said."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row and what stands beside it in the table."""
+
+    row: Row
+    tiles: Tiles
+    ordinary: Timed
+    gbps: float
+    share_read: float
+    share_read_write: float
+
+
+def tiles_of(scenario: Scenario, machine: Machine) -> Tiles:
+    """The launch shape that a user would get."""
+    return choose_tiles(scenario.layout, scenario.draft, scenario.batch, machine.device)
+
+
+def gate(scenarios: Sequence[Scenario], machine: Machine, say: Callable[[str], None]) -> None:
+    """Check each different step once.
+
+    Raises:
+        UnsupportedError: a scenario is not served.
+        RedGateError: a step is wrong.
+    """
+    for scenario in scenarios:
+        require_served(scenario, machine.device)
+    done = set()
+    for scenario in scenarios:
+        tiles = tiles_of(scenario, machine)
+        operation = (scenario.geometry.name, scenario.checkpoint, scenario.read_copy, scenario.draft, tiles)
+        if operation in done:
+            continue
+        done.add(operation)
+        try:
+            check_step(scenario, tiles, machine.device)
+        except AssertionError as error:
+            raise RedGateError(f"{scenario.describe()}, {tiles}: {error}; no speed is reported") from None
+    say(f"{len(done)} operations agree with the float64 reference")
+
+
+class Run:
+    """Measures scenarios on a machine; the ordinary decode of a shape is timed once.
+
+    Args:
+        machine: where.
+        ceilings: of the machine.
+        implementations: conventional kernels to compare with.
+    """
+
+    def __init__(self, machine: Machine, ceilings: Ceilings, implementations: Sequence[Implementation]) -> None:
+        self.machine, self.ceilings, self.implementations = machine, ceilings, implementations
+        self._ordinary: dict[tuple[str, str, int, int], Timed] = {}
+
+    def measure(self, scenario: Scenario) -> Measured:
+        """One scenario, which has passed the gate."""
+        ordinary = self.ordinary(scenario)
+        tiles = tiles_of(scenario, self.machine)
+        us = self.machine.clock.measure(round_of_launches(scenario, self.machine, tiles))
+        moved = step_bytes(scenario)
+        gbps = moved.total / us / 1e3
+        row = Row(
+            layer=scenario.geometry.layer,
+            geometry=scenario.geometry.name,
+            checkpoint=scenario.checkpoint,
+            read_copy=scenario.read_copy,
+            batch=scenario.batch,
+            draft=scenario.draft,
+            phase=scenario.phase,
+            us=round(us, 2),
+            ordinary_us=round(ordinary.us, 2),
+            ratio=round(ordinary.us / us, 3),
+            share_of_ceiling=round(moved.floor_us(self.ceilings) / us, 3),
+        )
+        return Measured(row, tiles, ordinary, gbps, gbps / self.ceilings.read, gbps / self.ceilings.read_write)
+
+    def ordinary(self, scenario: Scenario) -> Timed:
+        """The best conventional kernel for the same tokens."""
+        state = ordinary_state(scenario)
+        key = (scenario.geometry.name, state, scenario.batch, scenario.draft)
+        if key not in self._ordinary:
+            recurrence, device = scenario.geometry.recurrence, self.machine.device
+            inputs, A = new_inputs(recurrence, scenario.layout.activation, scenario.batch, scenario.draft, device)
+            step = Ordinary(recurrence, STATE_DTYPES[state], inputs, A)
+            self._ordinary[key] = time_best(self.machine, self.implementations, step)
+        return self._ordinary[key]
+
+
+def ordinary_state(scenario: Scenario) -> str:
+    """State format of the ordinary decode that a scenario is compared with.
+
+    The checkpoint's own where engines have it (fp32, bf16, fp16), fp16 for fp8, and fp32 beside a read copy, whose gain
+    is meant against the full-precision state.
+    """
+    if scenario.read_copy is not None:
+        return "fp32"
+    return {"fp32": "fp32", "bf16": "bf16"}.get(scenario.checkpoint, "fp16")
+
+
+def run_all(run: Run, scenarios: Sequence[Scenario], results: Results, report: Callable[[Measured], None]) -> None:
+    """Measure every scenario; each is reported, and added to the results, as it comes."""
+    details = results.meta.setdefault("details", [])
+    for scenario in scenarios:
+        measured = run.measure(scenario)
+        results.rows.append(measured.row)
+        details.append(_details(measured))
+        report(measured)
+
+
+def _details(measured: Measured) -> dict[str, object]:
+    times = measured.ordinary.others.items()
+    return {
+        "tiles": vars(measured.tiles),
+        "gbps": round(measured.gbps, 1),
+        "ordinary": measured.ordinary.name,
+        "conventional": {name: round(value, 2) if isinstance(value, float) else value for name, value in times},
+    }

@@ -1,0 +1,103 @@
+"""`replayssm bench`: kernels measured on this GPU, and result files as tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from replayssm.errors import InputError
+
+HELP = "How fast the kernels are on this GPU, beside the ordinary decode of the same run."
+
+_LISTS = (
+    ("layer", "mamba2, gdn, kda"),
+    ("geometry", "super, nano4b, qwen122b, qwen4b, kimi"),
+    ("batch", "rows of a step; 1 8 32 256 512 when left out"),
+    ("draft", "T, new tokens of a step; 1 2 4 8 when left out"),
+    ("checkpoint", "fp32, bf16, fp16, fp16-sr, fp8-sr; fp32 when left out"),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    commands = parser.add_subparsers(dest="what", required=True, metavar="kernels|table")
+    kernels = commands.add_parser("kernels", help="measure", description="Measure the step on this GPU.")
+    add_lists(kernels)
+    kernels.add_argument("--read-copy", nargs="+", metavar="NAME", help="none, fp8, nvfp4; none when left out")
+    kernels.add_argument(
+        "--phase",
+        nargs="+",
+        metavar="NAME",
+        help="of the window, T = 1: staggered (average), in-phase (average), nonflush, flush; of drafts: steady",
+    )
+    kernels.add_argument("--window", type=int, default=16, metavar="N", help="W, records of a window (default 16)")
+    kernels.add_argument(
+        "--acceptance", type=float, default=0.8, metavar="PROBABILITY", help="of each draft (default 0.8)"
+    )
+    kernels.add_argument("--quick", action="store_true", help="batch 256 and T = 1, 4 where they are not given")
+    kernels.add_argument("--ours-only", action="store_true", help="compare with our ordinary kernel, with no engine's")
+    kernels.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
+    kernels.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
+    table = commands.add_parser("table", help="a result file as Markdown", description="A result file as Markdown.")
+    table.add_argument("file", type=Path, help="what `bench kernels --json` wrote")
+
+
+def add_lists(parser: argparse.ArgumentParser) -> None:
+    """Arguments that choose what is measured, each a list."""
+    for name, text in _LISTS:
+        parser.add_argument(f"--{name}", nargs="+", metavar="VALUE", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or print a table. Status 1 where a step is wrong: then no speed is printed."""
+    return _table(args.file) if args.what == "table" else _kernels(args)
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Sequence[str] | None]:
+    """The lists of `add_lists`, as typed."""
+    return {name: getattr(args, name) for name, _ in _LISTS}
+
+
+def _table(file: Path) -> int:
+    from replayssm.bench.results import read_rows
+    from replayssm.bench.tables import markdown
+
+    print(markdown(*read_rows(file)), end="")
+    return 0
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    from replayssm.bench.ceilings import measure_ceilings
+    from replayssm.bench.ordinary import OurOrdinary
+    from replayssm.bench.results import Results, ceiling_facts, circumstances
+    from replayssm.bench.run import Measured, RedGateError, Run, gate, run_all
+    from replayssm.bench.settings import selection
+    from replayssm.bench.tables import header, line
+    from replayssm.bench.timing import cuda_machine
+
+    lists = {**chosen(args), "read_copy": args.read_copy, "phase": args.phase}
+    scenarios = selection(**lists, window=args.window, acceptance=args.acceptance, quick=args.quick).scenarios()
+    if args.json is not None and args.json.is_dir():
+        raise InputError(f"--json={args.json} is a folder; expected a file")
+    machine = cuda_machine()
+    results = Results(circumstances(machine.device, args.ref))
+    try:
+        gate(scenarios, machine, print)
+    except RedGateError as error:
+        print(f"replayssm bench: {error}", file=sys.stderr)
+        return 1
+    ceilings = measure_ceilings(machine)
+    results.meta["ceilings"] = ceiling_facts(ceilings)
+    results.meta["settings"] = {"window": args.window, "acceptance": args.acceptance}
+    print(", ".join(f"{name} {value:,.0f}" for name, value in vars(ceilings).items()) + " GB/s")
+    print(header(), flush=True)
+
+    def report(measured: Measured) -> None:
+        print(line(measured), flush=True)
+        if args.json is not None:
+            results.write(args.json)
+
+    run_all(Run(machine, ceilings, [OurOrdinary()]), scenarios, results, report)
+    return 0

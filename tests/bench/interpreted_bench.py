@@ -1,0 +1,96 @@
+"""Parts of the benchmark under Triton's interpreter, each a function; exits with 1 where one fails.
+
+Usage: TRITON_INTERPRET=1 python interpreted_bench.py PART LAYER
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from small import GEOMETRIES, machine
+
+from replayssm.backends import fused
+from replayssm.bench import run as bench_run
+from replayssm.bench import scenario as scenarios
+from replayssm.bench.ceilings import Ceilings, measure_ceilings
+from replayssm.bench.conventional import Ordinary, check, time_best
+from replayssm.bench.ordinary import OurOrdinary
+from replayssm.bench.results import Results
+from replayssm.bench.scenario import Scenario
+from replayssm.bench.stepping import new_inputs
+from replayssm.errors import UnsupportedError
+
+CPU = torch.device("cpu")
+
+
+def ordinary(layer: str) -> None:
+    """Our conventional kernel agrees with the reference in each state format, with and without drafts."""
+    recurrence = GEOMETRIES[layer].recurrence
+    # bf16 is left out: the interpreter truncates where the hardware rounds.
+    for dtype in (torch.float32, torch.float16):
+        for draft in (1, 3):
+            inputs, A = new_inputs(recurrence, torch.float32, 4, draft, CPU)
+            step = Ordinary(recurrence, dtype, inputs, A)
+            for variant in OurOrdinary().variants(step):
+                check(OurOrdinary(), step, variant)
+
+
+def wrong(layer: str) -> None:
+    """A conventional kernel that is wrong is not timed, and without another there is nothing to compare with."""
+    recurrence = GEOMETRIES[layer].recurrence
+    inputs, A = new_inputs(recurrence, torch.float32, 4, 1, CPU)
+    step = Ordinary(recurrence, torch.float32, inputs, A)
+
+    class Wrong(OurOrdinary):
+        def prepare(self, step, start, variant):
+            return super().prepare(
+                replace(step, inputs=replace(step.inputs, scale=1.01 * step.inputs.scale)), start, variant
+            )
+
+    with pytest.raises(UnsupportedError, match="outputs are off"):
+        time_best(machine(), [Wrong("wrong")], step)
+    both = time_best(machine(), [Wrong("wrong"), OurOrdinary()], step)
+    assert both.name.startswith("ours"), both
+
+
+def ceilings(layer: str) -> None:
+    """All three kernels run."""
+    assert layer in GEOMETRIES
+    found = measure_ceilings(machine(), mebibytes=0)
+    assert found.read > 0
+    assert found.read_write > 0
+    assert found.fill > 0
+
+
+def full(layer: str) -> None:
+    """A whole run: gate, ordinary, phases of standard decode, drafts."""
+    # The interpreter's bf16 stores truncate: the whole run is done in fp32.
+    scenarios.ACTIVATION = torch.float32
+    here, results, lines = machine(), Results({}), []
+    wanted = [Scenario(GEOMETRIES[layer], "fp32", None, 3, 1, phase, 4) for phase in scenarios.PHASES[1]]
+    wanted.append(Scenario(GEOMETRIES[layer], "fp16-sr", None, 3, 2, "steady", 4))
+    bench_run.gate(wanted, here, lines.append)
+    assert lines == ["2 operations agree with the float64 reference"], lines
+    run = bench_run.Run(here, Ceilings(4000.0, 3900.0, 4100.0), [OurOrdinary()])
+    bench_run.run_all(run, wanted, results, lambda measured: lines.append(measured.ordinary.name))
+    assert len(results.rows) == len(wanted)
+    assert len({row.ordinary_us for row in results.rows}) == 2, "the ordinary decode is timed once for each draft"
+    assert all(row.us > 0 and row.ratio == round(row.ordinary_us / row.us, 3) for row in results.rows)
+
+
+def red(layer: str) -> None:
+    """A step that is wrong stops everything."""
+    scenarios.ACTIVATION = torch.float32
+    wanted = [Scenario(GEOMETRIES[layer], "fp32", None, 3, 1, "staggered", 4)]
+    launch = fused.launch_step
+    fused.launch_step = lambda *arguments: launch(*arguments) * 1.01
+    with pytest.raises(bench_run.RedGateError, match="no speed is reported"):
+        bench_run.gate(wanted, machine(), print)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    globals()[sys.argv[1]](sys.argv[2])
