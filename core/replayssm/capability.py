@@ -61,7 +61,7 @@ _FUSED = Capability(
     read_copies=(None,),
     devices=("cpu", "cuda") if _INTERPRETED else ("cuda",),
     activations=(torch.bfloat16, torch.float16, torch.float32),
-    graph_capture=False,
+    graph_capture=True,
     key_dims=(16, 32, 64, 128, 256),
 )
 

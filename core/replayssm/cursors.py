@@ -118,6 +118,14 @@ class Cursors:
         if theirs != ours:
             raise InputError(f"cursors are of (slots, rows, window, max_draft) = {theirs}; the layout has {ours}")
 
+    def select(self, slots: Tensor) -> Cursors:
+        """Cursors of their own that hold `slots [n]` as 0 … n − 1; drafts that await acceptance stay here."""
+        selected = type(self)(len(slots), self.rows, self.window, self.max_draft, self.policy, slots.device)
+        for name in self.NAMES:
+            getattr(selected, name).copy_(self.padded[name][slots])
+        selected.pending.zero_()
+        return selected
+
     def read(self, name: str, slots: Tensor) -> Tensor:
         """A cursor of `slots [n]`; padding (−1) reads 0 records, 0 pending."""
         return self.padded[name][slots]

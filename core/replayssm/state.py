@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -119,6 +120,28 @@ class ReplayState:
         src, dst = self._pair(source, target)
         self.backend.copy(self.layer, src, dst)
         self.cursors.copy(src, dst)
+
+    def select(self, slots: SlotsLike, cursors: Cursors | None = None) -> ReplayState:
+        """A state of its own that holds `slots [n]`, which may repeat, as slots 0 … n − 1, bit for bit.
+
+        Drafts that await acceptance stay with the source.
+
+        Args:
+            cursors: those of another layer's selection of the same slots, to be shared; made when None.
+        """
+        index = self._sources(slots, "slots")
+        selected = ReplayState(
+            replace(self.layout, slots=len(index)),
+            A=self.layer.A,
+            backend=self.backend.name,
+            device=self.device,
+            buffers={name: buffer[index] for name, buffer in self.layer.buffers.items()},
+            cursors=cursors or self.cursors.select(index),
+            check_inputs=self.check_inputs,
+            meter=self.meter,
+        )
+        selected.layer.seed.copy_(self.layer.seed)
+        return selected
 
     def materialise(
         self, source: SlotsLike, target: SlotsLike, count: Tensor | Sequence[int] | int | None = None
@@ -315,18 +338,28 @@ class ReplayState:
     def _slots(self, slots: SlotsLike | None, name: str = "slots") -> Tensor:
         if slots is None:
             return torch.arange(self.layout.slots, device=self.device)
-        return checks.check_slots(self.layout, slots, self.device, name=name, values=self._checks_integers).long()
+        values = self._checks_integers
+        index = checks.check_slots(self.layout, slots, self.device, name=name, values=values).long()
+        return index if values else self._in_range(index)
+
+    def _sources(self, slots: SlotsLike, name: str) -> Tensor:
+        """Slots that may repeat."""
+        values = self._checks_integers
+        index = checks.integers(name, slots, self.device).long()
+        index = index[None] if index.dim() == 0 else index
+        distinct = index.unique(dim=0) if values else index
+        checks.check_slots(self.layout, distinct, self.device, name=name, values=values)
+        return index if values else self._in_range(index)
 
     def _pair(self, source: SlotsLike, target: SlotsLike) -> tuple[Tensor, Tensor]:
-        src = checks.integers("source", source, self.device).long()
-        src = src[None] if src.dim() == 0 else src
-        # A source may serve several targets, so only its shape and range are checked.
-        distinct = src.unique(dim=0) if self._checks_integers else src
-        checks.check_slots(self.layout, distinct, self.device, name="source", values=self._checks_integers)
-        dst = self._slots(target, "target")
+        src, dst = self._sources(source, "source"), self._slots(target, "target")
         if len(src) != len(dst):
             raise InputError(f"source has {len(src)} slots and target {len(dst)}; expected as many")
         return src, dst
+
+    def _in_range(self, slots: Tensor) -> Tensor:
+        """Slots that no host looked at: those out of range are padding."""
+        return torch.where((slots >= 0) & (slots < self.layout.slots), slots, PAD_SLOT)
 
     def _counts(self, slots: Tensor, count: Tensor | Sequence[int] | int | None) -> Tensor:
         committed = self.cursors.read("committed", slots)

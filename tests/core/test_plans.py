@@ -151,6 +151,23 @@ def test_materialise_refuses_targets_that_another_row_reads(state):
     state.materialise([0, 1], [0, 3])
 
 
+def test_selected_slots_live_on_as_they_were(state):
+    """Rows of a beam, some twice, in a state of their own; drafts that await acceptance stay behind."""
+    state.verify(tokens(2, 3), [2, 0])
+    state.commit([2, 3])
+    state.verify(tokens(1, 1), [2])
+    chosen = state.select([0, 2, 0])
+    state.commit(0)
+    assert chosen.cursors.pending.tolist() == [0, 0, 0]
+    assert torch.equal(chosen.state(), state.state([0, 2])[[0, 1, 0]])
+    x = tokens(2, 1)
+    assert torch.equal(chosen.decode(select(x, torch.tensor([0, 1, 0])), [0, 1, 2]), state.decode(x, [0, 2])[[0, 1, 0]])
+    shared = state.select([0, 2, 0], cursors=chosen.cursors)
+    assert shared.cursors is chosen.cursors
+    with pytest.raises(InputError, match="slots="):
+        state.select([4])
+
+
 def test_buffers_may_not_share_an_address():
     buffers = LAYOUT.allocate()
     buffers["raw_value_ring"] = buffers["value_ring"]

@@ -57,7 +57,7 @@ def random_life(policy: FlushPolicy) -> None:
     """Steps of random rows, lengths, drains and acceptance, some never committed, some committed twice; loads, copies."""
     slots, window, draft = 70, 7, 4
     pair = Pair(policy, slots, window, draft)
-    for step in range(40):
+    for step in range(24):
         count = int(torch.randint(1, slots + 1, ()))
         index = torch.randperm(slots)[:count]
         index = torch.where(torch.rand(count) < 0.2, -1, index)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from replayssm import InputError, ReplayConfig, ReplayState, StateLayout, TokenInputs, UnsupportedError
-from replayssm.cursors import Cursors
 from replayssm_transformers.meter import ModelMeter
 from replayssm_transformers.operators import Call
 from replayssm_transformers.tokens import join_tokens, slice_tokens
@@ -109,7 +108,7 @@ class ReplayHandle:
         """Keep the given rows `[n]` of the batch, which may repeat. Tokens that await acceptance are accepted."""
         self.crop(0)
         if self.replay is not None:
-            self.replay = self._selected(self.replay, rows.to(self.replay.device))
+            self.replay = self.replay.select(rows.to(self.replay.device))
 
     @property
     def _state(self) -> ReplayState:
@@ -166,12 +165,3 @@ class ReplayHandle:
             seed=config.seed,
             meter=self.meter,
         )
-
-    def _selected(self, source: ReplayState, rows: Tensor) -> ReplayState:
-        layout = replace(source.layout, slots=len(rows))
-        target = self._make(layout, source.layer.A, source.device)
-        for name, buffer in source.layer.buffers.items():
-            target.layer.buffers[name].copy_(buffer[rows])
-        for name in Cursors.NAMES:
-            getattr(target.cursors, name).copy_(getattr(source.cursors, name)[rows])
-        return target

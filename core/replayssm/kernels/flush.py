@@ -1,0 +1,70 @@
+"""States from one place to another, with a slot's records folded on the way: everything that writes a state outside a step.
+
+A flush reads a slot's checkpoint, folds its records and writes the same slot; materialise writes another one. `state` writes
+to a tensor of its own and `load` reads from one, without records.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from replayssm.kernels.fold import fold_tile
+from replayssm.kernels.matrix import load_tile, store_tile
+
+
+@triton.jit(do_not_specialize=["slots"])
+def fold_kernel(
+    p_source, p_target, p_origin, p_count, p_flushes, p_seed, A,
+    source_state, source_scale, target_state, target_scale,
+    key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
+    s_source, s_source_scale, s_target, s_target_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
+    slots,
+    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BV: tl.constexpr,
+    FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr, SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr,
+    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Fold `count` records of each source and write the target. Grid: (⌈V / BV⌉, H, rows).
+
+    FROM_ROWS, TO_ROWS: source (without records), or target, is a tensor by row of the batch in place of a slot's
+    checkpoint. A row whose slot is out of range is left out.
+    """
+    i_tile, i_head, i_row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    source, target = i_row.to(tl.int64), i_row.to(tl.int64)
+    if not FROM_ROWS:
+        source = tl.load(p_source + i_row).to(tl.int64)
+        if (source < 0) | (source >= slots):
+            return
+    if not TO_ROWS:
+        target = tl.load(p_target + i_row).to(tl.int64)
+        if (target < 0) | (target >= slots):
+            return
+    o_v = i_tile * BV + tl.arange(0, BV)
+    o_k = tl.arange(0, K)
+    p_from = source_state + source * s_source + i_head * V * K
+    p_from_scale = source_scale + source * s_source_scale + i_head * V
+    b_s = load_tile(p_from, p_from_scale, o_v, o_k, V, K, SOURCE_FORMAT == "fp8")
+    if not FROM_ROWS:
+        count = tl.load(p_count + i_row)
+        if count > 0:
+            i_group = i_head // (H // G)
+            rate = 1.0
+            if not DELTA:
+                rate = tl.load(A + i_head).to(tl.float32)
+            p_value = value_ring + source * s_value + i_head * R * V
+            if EXACT:
+                p_value = raw_value_ring + source * s_raw + i_head * R * V
+            b_s = fold_tile(
+                b_s,
+                key_ring + source * s_key + i_group * R * K,
+                key_scale_ring + source * s_key_scale + i_group * R,
+                p_value,
+                beta_ring + source * s_beta + i_head * R,
+                gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1),
+                rate, tl.load(p_origin + i_row), count, o_v, o_k,
+                V, K, R, DELTA, CHANNEL, EXACT,
+            )  # fmt: skip
+    flushes = tl.load(p_flushes + i_row)
+    p_to = target_state + target * s_target + i_head * V * K
+    p_to_scale = target_scale + target * s_target_scale + i_head * V
+    store_tile(b_s, p_to, p_to_scale, tl.load(p_seed), target, flushes, i_head, o_v, o_k, V, K, FORMAT, SR)

@@ -1,0 +1,150 @@
+"""Host side of the kernels that work on slots outside a step: arguments from the layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from replayssm.kernels.flush import fold_kernel
+from replayssm.kernels.slots import compact_kernel, copy_slots_kernel
+from replayssm.layer import LayerState
+from replayssm.layout import StateLayout
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
+# Numbers of a program in copy; rows of V of a program in fold.
+_TILE = 2048
+_VALUES = 32
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where states stand: a slot's checkpoint, or a tensor `[n, H, V, K]` with a state for each row of the call."""
+
+    state: Tensor
+    scale: Tensor
+    format: str
+    by_row: bool
+
+    @classmethod
+    def checkpoint(cls, layer: LayerState) -> Matrix:
+        """The layer's own."""
+        state = layer.buffers["checkpoint"]
+        scale = layer.buffers.get("checkpoint_scale", state)
+        return cls(state, scale, layer.layout.precision.checkpoint, by_row=False)
+
+    @classmethod
+    def rows(cls, state: Tensor) -> Matrix:
+        """A tensor, inner dimensions contiguous."""
+        return cls(state, state, "fp32", by_row=True)
+
+
+def launch_fold(layer: LayerState, slots: Tensor, origin: Tensor, count: Tensor) -> Tensor:
+    """States of `slots [n]` after their first `count [n]` records: `[n, H, V, K]` fp32, zeros for padding."""
+    out = torch.zeros(len(slots), *layer.layout.recurrence.state_shape, device=slots.device)
+    _launch_fold(layer, Matrix.checkpoint(layer), Matrix.rows(out), slots, slots, origin, count, count)
+    return out
+
+
+def launch_fold_into(
+    layer: LayerState, source: Tensor, target: Tensor, origin: Tensor, count: Tensor, flushes: Tensor
+) -> None:
+    """The same, into the checkpoints of `target [n]`, none of them another row's source."""
+    checkpoint = Matrix.checkpoint(layer)
+    _launch_fold(layer, checkpoint, checkpoint, source, target, origin, count, flushes)
+
+
+def launch_store(layer: LayerState, slots: Tensor, state: Tensor, flushes: Tensor) -> None:
+    """`state [n, H, V, K]` into the checkpoints of `slots [n]`."""
+    state = state.float()
+    state = state if not len(state) or state[0].is_contiguous() else state.contiguous()
+    _launch_fold(layer, Matrix.rows(state), Matrix.checkpoint(layer), slots, slots, flushes, flushes, flushes)
+
+
+def _launch_fold(
+    layer: LayerState,
+    source: Matrix,
+    target: Matrix,
+    source_slots: Tensor,
+    target_slots: Tensor,
+    origin: Tensor,
+    count: Tensor,
+    flushes: Tensor,
+) -> None:
+    if not len(source_slots):
+        return
+    r, rings = layer.layout.recurrence, _rings(layer)
+    fold_kernel[(triton.cdiv(r.value_dim, _VALUES), r.heads, len(source_slots))](
+        *(source_slots, target_slots, origin, count, flushes, layer.seed),
+        layer.seed if layer.A is None else layer.A,
+        *(source.state, source.scale, target.state, target.scale),
+        *rings,
+        *(x.stride(0) for x in (source.state, source.scale, target.state, target.scale, *rings)),
+        layer.layout.slots,
+        **_sizes(layer.layout),
+        BV=_VALUES,
+        FROM_ROWS=source.by_row,
+        TO_ROWS=target.by_row,
+        SOURCE_FORMAT=source.format,
+        FORMAT=target.format,
+        SR=layer.layout.precision.stochastic_rounding and not target.by_row,
+        EXACT=r.delta_rule and layer.layout.precision.exact_fold,
+        num_warps=4,
+    )
+
+
+def launch_copy(layer: LayerState, source: Tensor, target: Tensor) -> None:
+    """All buffers of `source [n]` to `target [n]`; one launch a buffer."""
+    if not len(source):
+        return
+    rows = triton.next_power_of_2(len(source))
+    piece = max(16, _TILE // rows)
+    for buffer in layer.buffers.values():
+        size = buffer[0].numel()
+        copy_slots_kernel[(triton.cdiv(size, piece),)](
+            source.contiguous(),
+            target.contiguous(),
+            buffer.view(_BITS[buffer.element_size()]),
+            buffer.stride(0),
+            len(source),
+            layer.layout.slots,
+            SIZE=size,
+            BB=rows,
+            BN=piece,
+            num_warps=4 if rows * piece <= 2 * _TILE else 8,
+        )
+
+
+def launch_compact(layer: LayerState, slots: Tensor, first: Tensor, path: Tensor) -> None:
+    """Accepted paths `[n, P]` to the front of the new records from ring position `first [n]`, below 2 R."""
+    if not path.numel():
+        return
+    r = layer.layout.recurrence
+    rings = _rings(layer)
+    compact_kernel[(len(slots), r.heads)](
+        slots,
+        first,
+        path.contiguous(),
+        *rings,
+        *[ring.stride(0) for ring in rings],
+        layer.layout.slots,
+        path.shape[1],
+        **_sizes(layer.layout),
+        BV=triton.next_power_of_2(r.value_dim),
+        BK=triton.next_power_of_2(r.key_dim),
+        num_warps=1,
+    )
+
+
+def _rings(layer: LayerState) -> list[Tensor]:
+    """A ring that the layer lacks stands in as one that it has; its switch keeps the kernel from touching it."""
+    return [layer.buffers.get(name, layer.buffers["value_ring"]) for name in _RINGS]
+
+
+def _sizes(layout: StateLayout) -> dict[str, int]:
+    r = layout.recurrence
+    sizes = {"H": r.heads, "G": r.groups, "V": r.value_dim, "K": r.key_dim, "R": layout.rows}
+    return {**sizes, "DELTA": r.delta_rule, "CHANNEL": r.channel_decay}

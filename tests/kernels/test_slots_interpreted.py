@@ -1,0 +1,42 @@
+"""What writes slots outside a step, under Triton's interpreter: as the torch backend, bit for bit where nothing is folded.
+
+The kit's graph cases run there too, without graphs: the same calls on fixed tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+HERE = os.path.dirname(__file__)
+
+
+def interpret(script, *arguments):
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, os.path.join(HERE, script), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "gdn", "kda"])
+def test_slot_kernels_agree_with_the_torch_backend(kind):
+    interpret("interpreted_slots.py", kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        ("gdn", "test_replayed_steps_follow_the_model"),
+        ("kda", "test_replayed_trees_follow_the_model"),
+        ("mamba2", "test_replayed_calls_on_slots"),
+        ("gdn", "test_padding_is_ignored_by_replayed_calls"),
+        ("kda", "test_graph_replay"),
+    ],
+)
+def test_graph_cases_without_graphs(kind, case):
+    interpret("interpreted_graphs.py", kind, case)
