@@ -21,7 +21,10 @@ from replayssm.bench.ordinary import OurOrdinary
 from replayssm.bench.results import Results
 from replayssm.bench.scenario import Scenario
 from replayssm.bench.stepping import new_inputs
+from replayssm.bench.tuning import Search, table_facts, tune
+from replayssm.bench.workers import Workers
 from replayssm.errors import UnsupportedError
+from replayssm.kernels.tiles import Gpu, Table
 
 CPU = torch.device("cpu")
 
@@ -72,8 +75,7 @@ def full(layer: str) -> None:
     here, results, lines = machine(), Results({}), []
     wanted = [Scenario(GEOMETRIES[layer], "fp32", None, 3, 1, phase, 4) for phase in scenarios.PHASES[1]]
     wanted.append(Scenario(GEOMETRIES[layer], "fp16-sr", None, 3, 2, "steady", 4))
-    bench_run.gate(wanted, here, lines.append)
-    assert lines == ["2 operations agree with the float64 reference"], lines
+    assert bench_run.gate(wanted, here, Workers(1)) == 2
     run = bench_run.Run(here, Ceilings(4000.0, 3900.0, 4100.0), [OurOrdinary()])
     bench_run.run_all(run, wanted, results, lambda measured: lines.append(measured.ordinary.name))
     assert len(results.rows) == len(wanted)
@@ -88,7 +90,22 @@ def red(layer: str) -> None:
     launch = fused.launch_step
     fused.launch_step = lambda *arguments: launch(*arguments) * 1.01
     with pytest.raises(bench_run.RedGateError, match="no speed is reported"):
-        bench_run.gate(wanted, machine(), print)
+        bench_run.gate(wanted, machine(), Workers(1))
+
+
+def tuned(layer: str) -> None:
+    """Candidates that run are timed at each batch; one that cannot run is left out; the fastest is written and found."""
+    scenarios.ACTIVATION = torch.float32
+    wanted = [Scenario(GEOMETRIES[layer], "fp32", None, batch, 1, "staggered", 4) for batch in (1, 3)]
+    lines: list[str] = []
+    # 24 is no power of two, which a tile must be.
+    search = Search({"value": (16, 24, 32), "warps": (1,)})
+    entries = list(tune(wanted, search, machine(), Workers(1), lines.append))
+    assert [(entry.operation.batch, entry.tiles.value) for entry in entries] == [(1, 16), (3, 16)]
+    assert any("24" in line and "left out" in line for line in lines), lines
+    facts = table_facts(Gpu("Test GPU", 90), None, entries, {})
+    table = Table.parse(facts, "here")
+    assert table.nearest(entries[0].operation) == entries[0].tiles
 
 
 if __name__ == "__main__":

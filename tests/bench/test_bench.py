@@ -96,7 +96,7 @@ def test_default_selection_holds_every_geometry():
 
 
 def test_lists_may_be_separated_by_commas():
-    chosen = selection(batch=["1,8", "32"], draft=["1"], geometry=["super,kimi"], checkpoint=["fp16-sr"])
+    chosen = selection({"batch": ["1,8", "32"], "draft": ["1"], "geometry": ["super,kimi"], "checkpoint": ["fp16-sr"]})
     assert [(s.geometry.name, s.batch) for s in chosen.scenarios()] == [
         (name, batch) for name in ("super", "kimi") for batch in (1, 8, 32)
     ]
@@ -113,20 +113,25 @@ def test_lists_may_be_separated_by_commas():
         ({"checkpoint": ["fp8"]}, "--checkpoint='fp8' is unknown; expected some of fp32, bf16"),
         ({"read_copy": ["fp4"]}, "--read-copy='fp4' is unknown; expected some of none, fp8, nvfp4"),
         ({"phase": ["mid"]}, "--phase='mid' is unknown"),
-        ({"window": 0}, "--window=0 must be from 1 to 256"),
-        ({"acceptance": 1.5}, "--acceptance=1.5 must be from 0 to 1"),
     ],
 )
 def test_bad_lists(arguments, message):
     with pytest.raises(InputError) as caught:
-        selection(**arguments)
+        selection(arguments)
     assert message in str(caught.value)
+
+
+def test_bad_settings():
+    with pytest.raises(InputError, match="--window=0 must be from 1 to 256"):
+        selection(window=0)
+    with pytest.raises(InputError, match=r"--acceptance=1\.5 must be from 0 to 1"):
+        selection(acceptance=1.5)
 
 
 @pytest.mark.parametrize("arguments", [{"layer": ["kda"], "geometry": ["super"]}, {"draft": ["4"], "phase": ["flush"]}])
 def test_nothing_to_measure(arguments):
     with pytest.raises(InputError, match="nothing to measure"):
-        selection(**arguments).scenarios()
+        selection(arguments).scenarios()
 
 
 @pytest.mark.parametrize(

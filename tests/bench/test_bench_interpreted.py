@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("interpreted_bench.py")
 
 
 @pytest.mark.parametrize("layer", ["mamba2", "gdn", "kda"])
-@pytest.mark.parametrize("part", ["ordinary", "wrong", "full", "red"])
+@pytest.mark.parametrize("part", ["ordinary", "wrong", "full", "red", "tuned"])
 def test_parts(part, layer):
     _run(part, layer)
 

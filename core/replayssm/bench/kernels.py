@@ -37,17 +37,17 @@ def softplus(x):
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def ordinary_kernel(
     state, snapshots, slots, q, k, v, gate, beta, skip, A, A_log, dt_bias, out,
-    s_state, scale, lower_bound, dt_min, dt_max,
-    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, T: tl.constexpr, BV: tl.constexpr,
+    T, s_state, scale, lower_bound, dt_min, dt_max,
+    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, BV: tl.constexpr,
     DELTA: tl.constexpr, CHANNEL: tl.constexpr, BOUNDED: tl.constexpr, SKIP: tl.constexpr, SNAPSHOT: tl.constexpr,
 ):  # fmt: skip
     """A tile `[BV, K]` of one head of one row through T tokens: S ← S a + u kᵀ, o = S q. Grid: (⌈V / BV⌉, H, rows).
 
     With SNAPSHOT the state after each token goes to `snapshots [rows, T, H, V, K]` and the state itself stays, so that
-    any number of the tokens can be accepted afterwards; else it is updated in place.
+    any number of the tokens can be accepted afterwards; else T is 1 and it is updated in place.
     """
     i_tile, i_head, i_row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i_group = i_head // (H // G)
@@ -59,7 +59,10 @@ def ordinary_kernel(
     slot = tl.load(slots + i_row).to(tl.int64)
     p_s = state + slot * s_state + i_head * V * K + o_s
     b_s = tl.load(p_s, mask=m_s, other=0.0).to(tl.float32)
-    for t in range(T):
+    count = 1
+    if SNAPSHOT:
+        count = T
+    for t in range(count):
         i_token = i_row * T + t
         p_head = i_token * H + i_head
         b_q = tl.load(q + (i_token * G + i_group) * K + o_k).to(tl.float32)

@@ -14,7 +14,7 @@ from replayssm.bench.kernels import ordinary_kernel
 from replayssm.errors import UnsupportedError
 from replayssm.inputs import RawGate
 
-SHAPES = {"16x1": (16, 1), "16x2": (16, 2), "32x2": (32, 2), "32x4": (32, 4), "64x4": (64, 4)}
+SHAPES = {"8x1": (8, 1), "16x1": (16, 1), "16x2": (16, 2), "32x2": (32, 2), "32x4": (32, 4), "64x4": (64, 4)}
 """Rows of V a program × warps."""
 
 
@@ -44,9 +44,9 @@ class OurOrdinary:
             ordinary_kernel[(triton.cdiv(r.value_dim, rows), r.heads, inputs.batch)](
                 state, snapshots, slots,
                 *_tensors(step),
-                out, state.stride(0),
+                out, draft, state.stride(0),
                 *_scalars(step),
-                H=r.heads, G=r.groups, V=r.value_dim, K=r.key_dim, T=draft, BV=rows,
+                H=r.heads, G=r.groups, V=r.value_dim, K=r.key_dim, BV=rows,
                 **_switches(step),
                 num_warps=warps,
             )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from replayssm.bench.ceilings import Ceilings
 from replayssm.bench.conventional import STATE_DTYPES, Implementation, Ordinary, Timed, time_best
@@ -12,6 +13,7 @@ from replayssm.bench.results import Results, Row
 from replayssm.bench.scenario import Scenario, round_of_launches, step_bytes
 from replayssm.bench.stepping import new_inputs
 from replayssm.bench.timing import Machine
+from replayssm.bench.workers import Workers
 from replayssm.errors import ReplaySSMError
 from replayssm.kernels.tiles import Tiles, choose_tiles
 
@@ -37,27 +39,29 @@ def tiles_of(scenario: Scenario, machine: Machine) -> Tiles:
     return choose_tiles(scenario.layout, scenario.draft, scenario.batch, machine.device)
 
 
-def gate(scenarios: Sequence[Scenario], machine: Machine, say: Callable[[str], None]) -> None:
-    """Check each different step once.
+def gate(scenarios: Sequence[Scenario], machine: Machine, workers: Workers) -> int:
+    """Check each different step once; how many there were.
 
     Raises:
         UnsupportedError: a scenario is not served.
-        RedGateError: a step is wrong.
+        RedGateError: a step is wrong, or does not run; names each.
     """
     for scenario in scenarios:
         require_served(scenario, machine.device)
-    done = set()
+    different: dict[tuple[object, ...], tuple[Scenario, Tiles]] = {}
     for scenario in scenarios:
         tiles = tiles_of(scenario, machine)
         operation = (scenario.geometry.name, scenario.checkpoint, scenario.read_copy, scenario.draft, tiles)
-        if operation in done:
-            continue
-        done.add(operation)
-        try:
-            check_step(scenario, tiles, machine.device)
-        except AssertionError as error:
-            raise RedGateError(f"{scenario.describe()}, {tiles}: {error}; no speed is reported") from None
-    say(f"{len(done)} operations agree with the float64 reference")
+        different.setdefault(operation, (scenario, tiles))
+    found = workers.failures([partial(check_step, *pair, machine.device) for pair in different.values()])
+    red = [
+        f"{scenario.describe()}, {tiles}: {failure}"
+        for (scenario, tiles), failure in zip(different.values(), found, strict=True)
+        if failure is not None
+    ]
+    if red:
+        raise RedGateError("no speed is reported, since a step is wrong: " + "; ".join(red))
+    return len(different)
 
 
 class Run:

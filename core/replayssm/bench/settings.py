@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from replayssm.bench.geometry import GEOMETRIES, Geometry
 from replayssm.bench.scenario import CHECKPOINTS, PHASES, READ_COPIES, Scenario
@@ -90,20 +91,26 @@ class Selection:
         return found
 
 
+ALLOWED: dict[str, Collection[str] | int] = {
+    "layer": tuple(LayerKind),
+    "geometry": tuple(GEOMETRIES),
+    "batch": MAX_BATCH,
+    "draft": MAX_DRAFT,
+    "checkpoint": tuple(CHECKPOINTS),
+    "read_copy": tuple(READ_COPIES),
+    "phase": tuple(name for group in PHASES.values() for name in group),
+}
+"""What each list may hold: some of these names, or whole numbers up to this one."""
+
+
 def selection(
+    lists: Mapping[str, Sequence[str] | None] | None = None,
     *,
-    layer: Sequence[str] | None = None,
-    geometry: Sequence[str] | None = None,
-    batch: Sequence[str] | None = None,
-    draft: Sequence[str] | None = None,
-    checkpoint: Sequence[str] | None = None,
-    read_copy: Sequence[str] | None = None,
-    phase: Sequence[str] | None = None,
     window: int = 16,
     acceptance: float = 0.8,
     quick: bool = False,
 ) -> Selection:
-    """Lists as typed; None for the default, which with `quick` is one batch and two draft lengths.
+    """Lists as typed; one that is None is the default, which with `quick` is one batch and two draft lengths.
 
     Raises:
         InputError: a value that is not allowed.
@@ -112,16 +119,12 @@ def selection(
         raise InputError(f"--window={window} must be from 1 to {MAX_WINDOW}")
     if not 0.0 <= acceptance <= 1.0:
         raise InputError(f"--acceptance={acceptance} must be from 0 to 1")
-    default = Selection(batch=(QUICK_BATCH,), draft=(1, 4)) if quick else Selection()
-    phases = [name for group in PHASES.values() for name in group]
-    return Selection(
-        layer=default.layer if layer is None else names("--layer", layer, tuple(LayerKind)),
-        geometry=default.geometry if geometry is None else names("--geometry", geometry, GEOMETRIES),
-        batch=default.batch if batch is None else numbers("--batch", batch, MAX_BATCH),
-        draft=default.draft if draft is None else numbers("--draft", draft, MAX_DRAFT),
-        checkpoint=default.checkpoint if checkpoint is None else names("--checkpoint", checkpoint, CHECKPOINTS),
-        read_copy=default.read_copy if read_copy is None else names("--read-copy", read_copy, READ_COPIES),
-        phase=default.phase if phase is None else names("--phase", phase, phases),
-        window=window,
-        acceptance=acceptance,
-    )
+    default = Selection(window=window, acceptance=acceptance)
+    if quick:
+        default = replace(default, batch=(QUICK_BATCH,), draft=(1, 4))
+    chosen: dict[str, Any] = {}
+    for name, values in (lists or {}).items():
+        if values is not None:
+            flag, allowed = "--" + name.replace("_", "-"), ALLOWED[name]
+            chosen[name] = numbers(flag, values, allowed) if isinstance(allowed, int) else names(flag, values, allowed)
+    return replace(default, **chosen)

@@ -17,6 +17,7 @@ BUILT_IN = {
     "capabilities": "replayssm.cli.capabilities",
     "doctor": "replayssm.cli.doctor",
     "plan": "replayssm.cli.plan",
+    "tune": "replayssm.cli.tune",
 }
 GROUP = "replayssm.commands"
 

@@ -17,6 +17,7 @@ _LISTS = (
     ("batch", "rows of a step; 1 8 32 256 512 when left out"),
     ("draft", "T, new tokens of a step; 1 2 4 8 when left out"),
     ("checkpoint", "fp32, bf16, fp16, fp16-sr, fp8-sr; fp32 when left out"),
+    ("read-copy", "none, fp8, nvfp4; none when left out"),
 )
 
 
@@ -25,7 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", required=True, metavar="kernels|table")
     kernels = commands.add_parser("kernels", help="measure", description="Measure the step on this GPU.")
     add_lists(kernels)
-    kernels.add_argument("--read-copy", nargs="+", metavar="NAME", help="none, fp8, nvfp4; none when left out")
     kernels.add_argument(
         "--phase",
         nargs="+",
@@ -36,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kernels.add_argument(
         "--acceptance", type=float, default=0.8, metavar="PROBABILITY", help="of each draft (default 0.8)"
     )
+    add_jobs(kernels)
     kernels.add_argument("--quick", action="store_true", help="batch 256 and T = 1, 4 where they are not given")
     kernels.add_argument("--ours-only", action="store_true", help="compare with our ordinary kernel, with no engine's")
     kernels.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
@@ -50,6 +51,26 @@ def add_lists(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", nargs="+", metavar="VALUE", help=text)
 
 
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """The number of processes that check and compile."""
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="processes that check steps and compile them (default: half of the cores)"
+    )
+
+
+def jobs(args: argparse.Namespace) -> int:
+    """That number.
+
+    Raises:
+        InputError: below 1.
+    """
+    from replayssm.bench.workers import default_jobs
+
+    if args.jobs is not None and not 1 <= args.jobs <= 64:
+        raise InputError(f"--jobs={args.jobs} must be from 1 to 64")
+    return args.jobs or default_jobs()
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, or print a table. Status 1 where a step is wrong: then no speed is printed."""
     return _table(args.file) if args.what == "table" else _kernels(args)
@@ -57,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 def chosen(args: argparse.Namespace) -> dict[str, Sequence[str] | None]:
     """The lists of `add_lists`, as typed."""
-    return {name: getattr(args, name) for name, _ in _LISTS}
+    keys = [name.replace("-", "_") for name, _ in _LISTS]
+    return {key: getattr(args, key) for key in keys}
 
 
 def _table(file: Path) -> int:
@@ -76,18 +98,21 @@ def _kernels(args: argparse.Namespace) -> int:
     from replayssm.bench.settings import selection
     from replayssm.bench.tables import header, line
     from replayssm.bench.timing import cuda_machine
+    from replayssm.bench.workers import Workers
 
-    lists = {**chosen(args), "read_copy": args.read_copy, "phase": args.phase}
-    scenarios = selection(**lists, window=args.window, acceptance=args.acceptance, quick=args.quick).scenarios()
+    lists = {**chosen(args), "phase": args.phase}
+    scenarios = selection(lists, window=args.window, acceptance=args.acceptance, quick=args.quick).scenarios()
     if args.json is not None and args.json.is_dir():
         raise InputError(f"--json={args.json} is a folder; expected a file")
-    machine = cuda_machine()
+    with Workers(jobs(args)) as workers:
+        machine = cuda_machine()
+        try:
+            count = gate(scenarios, machine, workers)
+        except RedGateError as error:
+            print(f"replayssm bench: {error}", file=sys.stderr)
+            return 1
+    print(f"{count} operations agree with the float64 reference", flush=True)
     results = Results(circumstances(machine.device, args.ref))
-    try:
-        gate(scenarios, machine, print)
-    except RedGateError as error:
-        print(f"replayssm bench: {error}", file=sys.stderr)
-        return 1
     ceilings = measure_ceilings(machine)
     results.meta["ceilings"] = ceiling_facts(ceilings)
     results.meta["settings"] = {"window": args.window, "acceptance": args.acceptance}

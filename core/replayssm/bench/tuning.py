@@ -1,0 +1,131 @@
+"""Finding launch shapes: every candidate is checked against the float64 reference, then timed at every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import partial
+from itertools import product
+from typing import Any
+
+from replayssm.bench.gate import check_step, require_served
+from replayssm.bench.scenario import Scenario, round_of_launches
+from replayssm.bench.timing import Machine
+from replayssm.bench.workers import Workers
+from replayssm.errors import InputError, ReplaySSMError
+from replayssm.kernels.tiles import Gpu, Operation, Table, Tiles, entry_of
+
+LIKELY: dict[str, tuple[int, ...]] = {"value": (16, 32, 64), "warps": (1, 2, 4)}
+"""Values to try for each field of `Tiles`; a field that is not named keeps its default."""
+THREAD_NUMBERS = (4, 256)
+"""Numbers of the state tile that a thread holds, at least and at most: beyond, registers idle or spill."""
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Search:
+    """Values to try for each field of `Tiles`."""
+
+    values: Mapping[str, Sequence[int]] = field(default_factory=lambda: LIKELY)
+
+    def candidates(self, value_dim: int, key_dim: int) -> list[Tiles]:
+        """Combinations that suit a `[V, K]` state: no tile beyond V, a sensible share for each thread."""
+        known = {f.name: (f.default,) for f in fields(Tiles) if f.default is not MISSING}
+        values = {**known, **self.values}
+        found = [Tiles(**dict(zip(values, choice, strict=True))) for choice in product(*values.values())]
+        return [tiles for tiles in found if _suits(tiles, value_dim, key_dim)]
+
+
+def _suits(tiles: Tiles, value_dim: int, key_dim: int) -> bool:
+    padded = 1 << (value_dim - 1).bit_length()
+    share = tiles.value * key_dim / (WARP * tiles.warps)
+    return tiles.value <= padded and THREAD_NUMBERS[0] <= share <= THREAD_NUMBERS[1]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The fastest shape of an operation."""
+
+    operation: Operation
+    tiles: Tiles
+    us: float
+
+    def facts(self) -> dict[str, Any]:
+        """JSON form, as a line of a table."""
+        return {**entry_of(self.operation, self.tiles), "us": round(self.us, 2)}
+
+
+def tune(
+    scenarios: Sequence[Scenario], search: Search, machine: Machine, workers: Workers, say: Callable[[str], None]
+) -> Iterator[Entry]:
+    """The fastest shape of each scenario; those that differ by batch alone share a check.
+
+    Raises:
+        UnsupportedError: a scenario is not served.
+        InputError: no candidate suits a geometry.
+    """
+    for scenario in scenarios:
+        require_served(scenario, machine.device)
+    for group in _alike(scenarios):
+        first = group[0]
+        candidates = search.candidates(first.geometry.recurrence.value_dim, first.geometry.recurrence.key_dim)
+        if not candidates:
+            raise InputError(f"no launch shape to try suits {first.describe()}; allow other values")
+        found = workers.failures([partial(check_step, first, tiles, machine.device) for tiles in candidates])
+        for tiles, failure in zip(candidates, found, strict=True):
+            if failure is not None:
+                say(f"{shape(tiles)} is left out: {failure}")
+        running = [tiles for tiles, failure in zip(candidates, found, strict=True) if failure is None]
+        for scenario in group:
+            times = {tiles: machine.clock.measure(round_of_launches(scenario, machine, tiles)) for tiles in running}
+            if not times:
+                raise ReplaySSMError(f"no launch shape runs {scenario.describe()}")
+            ranked = sorted(times, key=times.__getitem__)
+            say(f"{scenario.describe()}: " + ", ".join(f"{shape(tiles)} {times[tiles]:.1f} µs" for tiles in ranked[:4]))
+            operation = Operation.of(scenario.layout, scenario.draft, scenario.batch)
+            yield Entry(operation, ranked[0], times[ranked[0]])
+
+
+def shape(tiles: Tiles) -> str:
+    """`value=32 warps=1`: fields that are not at their default."""
+    defaults = {f.name: f.default for f in fields(Tiles)}
+    return " ".join(f"{name}={value}" for name, value in asdict(tiles).items() if value != defaults[name])
+
+
+def table_facts(
+    gpu: Gpu, known: Mapping[str, Any] | None, entries: Iterable[Entry], meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A table with new entries in place of older ones for the same operation.
+
+    Args:
+        known: the table so far, None for none.
+        meta: circumstances of the new entries; those of older ones are dropped.
+
+    Raises:
+        InputError: the table so far is no table, or of another GPU.
+    """
+    merged: dict[Operation, dict[str, Any]] = {}
+    if known is not None:
+        table = Table.parse(known, "the table to be extended")
+        if table.gpu != gpu:
+            raise InputError(
+                f"the table to be extended is of {table.gpu.name}; this is {gpu.name}: choose another --out"
+            )
+        merged = {operation: entry for (operation, _), entry in zip(table.entries, known["entries"], strict=True)}
+    for entry in entries:
+        merged[entry.operation] = entry.facts()
+    ordered = sorted(merged, key=lambda operation: tuple(str(value).zfill(8) for value in asdict(operation).values()))
+    return {
+        "gpu": gpu.name,
+        "capability": gpu.capability,
+        "meta": dict(meta),
+        "entries": [merged[operation] for operation in ordered],
+    }
+
+
+def _alike(scenarios: Sequence[Scenario]) -> list[list[Scenario]]:
+    groups: dict[tuple[object, ...], list[Scenario]] = {}
+    for scenario in scenarios:
+        key = (scenario.geometry.name, scenario.checkpoint, scenario.read_copy, scenario.draft, scenario.phase)
+        groups.setdefault(key, []).append(scenario)
+    return list(groups.values())
