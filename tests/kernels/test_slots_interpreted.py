@@ -40,3 +40,7 @@ def test_slot_kernels_agree_with_the_torch_backend(kind):
 )
 def test_graph_cases_without_graphs(kind, case):
     interpret("interpreted_graphs.py", kind, case)
+
+
+def test_whole_step_without_graphs():
+    interpret("whole_step.py", "gdn")
