@@ -42,6 +42,7 @@ def integers(name: str, value: object, device: torch.device) -> Tensor:
 
 
 def _refuse_host_values(name: str, value: object, device: torch.device) -> None:
+    """While a CUDA graph is captured, what is not on the device cannot come there."""
     if capturing(device) and not (isinstance(value, Tensor) and value.device.type == device.type):
         raise InputError(f"{name} must be a tensor on {device} while a CUDA graph is captured: a replay reads it there")
 
@@ -229,12 +230,13 @@ def check_decay(layout: StateLayout, inputs: TokenInputs, plan: StepPlan) -> Non
         raise InputError(f"inputs.gate in row {row} would grow the state; expected {rule}")
 
 
-def check_state(layout: StateLayout, state: Tensor, count: int, finite: bool) -> None:
-    """A state to load: `[n, H, V, K]`, finite.
+def check_state(layout: StateLayout, state: Tensor, count: int, device: torch.device, finite: bool) -> None:
+    """A state to load: `[n, H, V, K]`; with `finite`, no NaN or infinity in it.
 
     Raises:
-        InputError: wrong shape or dtype, NaN or infinity.
+        InputError: wrong shape or dtype, not finite, or on the host while a CUDA graph is captured.
     """
+    _refuse_host_values("state", state, device)
     expected = (count, *layout.recurrence.state_shape)
     if not isinstance(state, Tensor) or state.is_meta:
         raise InputError(f"state is {_describe(state)}; expected a tensor with values of shape {expected}")

@@ -109,7 +109,7 @@ class ReplayState:
             position: tokens that the state has seen, for flushes at prefix-cache boundaries.
         """
         index = self._slots(slots)
-        checks.check_state(self.layout, state, len(index), self._checks_values)
+        checks.check_state(self.layout, state, len(index), self.device, self._checks_values)
         self._install(index, state, checks.check_position(position, len(index), self.device, self._checks_integers))
 
     def copy(self, source: SlotsLike, target: SlotsLike) -> None:

@@ -49,6 +49,7 @@ def test_values_on_the_host_are_refused():
     for call in (
         lambda: checks.integers("slots", [0, 1], CPU),
         lambda: checks.check_drain([True], 1, CPU),
+        lambda: checks.check_state(LAYOUT, [[0.0]], 1, CPU, False),
     ):
         with pytest.raises(InputError, match="must be a tensor on cpu while a CUDA graph is captured"):
             call()

@@ -10,7 +10,7 @@ from replayssm.conformance.base import NOT_CLAIMED, Cases
 from replayssm.conformance.cases_trees import path_to, random_tree
 from replayssm.conformance.driver import Driver
 from replayssm.conformance.graphs import Fixed, GraphSubject, record
-from replayssm.conformance.inputs import Source, mapped
+from replayssm.conformance.inputs import Source, concatenate, mapped
 from replayssm.conformance.memory import bits, differing, snapshot
 from replayssm.conformance.subject import Feature, StateOptions, SubjectState
 from replayssm.inputs import TokenInputs
@@ -130,6 +130,19 @@ class GraphCases(Cases):
         assert not differing(before, snapshot(driver.state))
         driver.step([-1, 1, -1, 0])
         driver.commit([0, 1, 0, 1])
+        driver.check()
+
+    def test_slot_twice_in_a_replay(self, layer: LayerKind, seed: int) -> None:
+        """A live slot, due to flush, twice in a batch that no host looked at: folded once, committed once."""
+        driver = self._drive_graphs(self.layout(layer, window=1, draft=1), seed)
+        driver.load([2])
+        driver.step([2])
+        driver.commit(1)
+        inputs = driver.source.tokens(1, 1)
+        driver.state.verify(concatenate(inputs, inputs), driver.tensor([2, 2]))
+        driver.state.commit(driver.tensor([1, 1]))
+        driver.model.step(inputs, [2], [1], None, [False])
+        driver.model.commit(2, [0])
         driver.check()
 
     def _claim_graphs(self) -> None:
