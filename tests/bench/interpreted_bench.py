@@ -16,11 +16,10 @@ from replayssm.backends import fused
 from replayssm.bench import run as bench_run
 from replayssm.bench import scenario as scenarios
 from replayssm.bench.ceilings import Ceilings, measure_ceilings
-from replayssm.bench.conventional import Ordinary, check, time_best
+from replayssm.bench.conventional import Kind, time_best, verify
 from replayssm.bench.ordinary import OurOrdinary
 from replayssm.bench.results import Results
 from replayssm.bench.scenario import Scenario
-from replayssm.bench.stepping import new_inputs
 from replayssm.bench.tuning import Search, table_facts, tune
 from replayssm.bench.workers import Workers
 from replayssm.errors import UnsupportedError
@@ -31,32 +30,31 @@ CPU = torch.device("cpu")
 
 def ordinary(layer: str) -> None:
     """Our conventional kernel agrees with the reference in each state format, with and without drafts."""
-    recurrence = GEOMETRIES[layer].recurrence
     # bf16 is left out: the interpreter truncates where the hardware rounds.
-    for dtype in (torch.float32, torch.float16):
-        for draft in (1, 3):
-            inputs, A = new_inputs(recurrence, torch.float32, 4, draft, CPU)
-            step = Ordinary(recurrence, dtype, inputs, A)
-            for variant in OurOrdinary().variants(step):
-                check(OurOrdinary(), step, variant)
+    kinds = [Kind(GEOMETRIES[layer], state, draft, torch.float32) for state in ("fp32", "fp16") for draft in (1, 3)]
+    for kind, verified in verify([OurOrdinary()], kinds, CPU, Workers(1)).items():
+        assert not verified.refused, verified.refused
+        assert len(verified.candidates) == len(OurOrdinary().variants(kind)) > 1
+
+
+class Wrong(OurOrdinary):
+    """One that scales its queries by 1.01."""
+
+    def prepare(self, step, start, variant):
+        inputs = replace(step.inputs, scale=1.01 * step.inputs.scale)
+        return super().prepare(replace(step, inputs=inputs), start, variant)
 
 
 def wrong(layer: str) -> None:
     """A conventional kernel that is wrong is not timed, and without another there is nothing to compare with."""
-    recurrence = GEOMETRIES[layer].recurrence
-    inputs, A = new_inputs(recurrence, torch.float32, 4, 1, CPU)
-    step = Ordinary(recurrence, torch.float32, inputs, A)
-
-    class Wrong(OurOrdinary):
-        def prepare(self, step, start, variant):
-            return super().prepare(
-                replace(step, inputs=replace(step.inputs, scale=1.01 * step.inputs.scale)), start, variant
-            )
-
+    kind = Kind(GEOMETRIES[layer], "fp32", 1, torch.float32)
+    alone = verify([Wrong("wrong")], [kind], CPU, Workers(1))[kind]
     with pytest.raises(UnsupportedError, match="outputs are off"):
-        time_best(machine(), [Wrong("wrong")], step)
-    both = time_best(machine(), [Wrong("wrong"), OurOrdinary()], step)
-    assert both.name.startswith("ours"), both
+        time_best(machine(), alone, kind.step(4, CPU))
+    both = verify([Wrong("wrong"), OurOrdinary()], [kind], CPU, Workers(1))[kind]
+    timed = time_best(machine(), both, kind.step(4, CPU))
+    assert timed.name.startswith("ours"), timed
+    assert "outputs are off" in str(timed.others["wrong 16x1"]), timed
 
 
 def ceilings(layer: str) -> None:
@@ -76,7 +74,9 @@ def full(layer: str) -> None:
     wanted = [Scenario(GEOMETRIES[layer], "fp32", None, 3, 1, phase, 4) for phase in scenarios.PHASES[1]]
     wanted.append(Scenario(GEOMETRIES[layer], "fp16-sr", None, 3, 2, "steady", 4))
     assert bench_run.gate(wanted, here, Workers(1)) == 2
-    run = bench_run.Run(here, Ceilings(4000.0, 3900.0, 4100.0), [OurOrdinary()])
+    kinds = dict.fromkeys(map(bench_run.ordinary_kind, wanted))
+    verified = verify([OurOrdinary()], kinds, here.device, Workers(1))
+    run = bench_run.Run(here, Ceilings(4000.0, 3900.0, 4100.0), verified)
     bench_run.run_all(run, wanted, results, lambda measured: lines.append(measured.ordinary.name))
     assert len(results.rows) == len(wanted)
     assert len({row.ordinary_us for row in results.rows}) == 2, "the ordinary decode is timed once for each draft"

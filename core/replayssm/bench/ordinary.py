@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from replayssm.bench.conventional import Ordinary, Prepared
+from replayssm.bench.conventional import Kind, Ordinary, Prepared
 from replayssm.bench.kernels import ordinary_kernel
 from replayssm.errors import UnsupportedError
 from replayssm.inputs import RawGate
@@ -24,16 +24,15 @@ class OurOrdinary:
 
     name: str = "ours"
 
-    def variants(self, step: Ordinary) -> Sequence[str]:
+    def variants(self, kind: Kind) -> Sequence[str]:
         """See `Implementation.variants`."""
-        raw = step.inputs.raw
-        if raw is None or raw.dt_bias is None or step.inputs.z is not None:
-            raise UnsupportedError("it takes raw gates with a bias, and no output gate")
-        return [name for name, (rows, _) in SHAPES.items() if rows <= max(16, step.recurrence.value_dim)]
+        return [name for name, (rows, _) in SHAPES.items() if rows <= max(16, kind.geometry.recurrence.value_dim)]
 
     def prepare(self, step: Ordinary, start: Tensor, variant: str) -> Prepared:
         """See `Implementation.prepare`."""
         inputs, r = step.inputs, step.recurrence
+        if inputs.raw is None or inputs.raw.dt_bias is None or inputs.z is not None:
+            raise UnsupportedError("it takes raw gates with a bias, and no output gate")
         state, out = start.clone(), torch.empty_like(inputs.v)
         slots = torch.arange(inputs.batch, device=state.device)
         draft = inputs.draft

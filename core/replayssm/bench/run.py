@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from replayssm.bench.ceilings import Ceilings
-from replayssm.bench.conventional import STATE_DTYPES, Implementation, Ordinary, Timed, time_best
+from replayssm.bench.conventional import Kind, Timed, Verified, time_best
 from replayssm.bench.gate import check_step, require_served
 from replayssm.bench.results import Results, Row
 from replayssm.bench.scenario import Scenario, round_of_launches, step_bytes
-from replayssm.bench.stepping import new_inputs
 from replayssm.bench.timing import Machine
 from replayssm.bench.workers import Workers
 from replayssm.errors import ReplaySSMError
@@ -70,12 +69,12 @@ class Run:
     Args:
         machine: where.
         ceilings: of the machine.
-        implementations: conventional kernels to compare with.
+        verified: conventional kernels to compare with, for each kind of ordinary step (see `ordinary_kind`).
     """
 
-    def __init__(self, machine: Machine, ceilings: Ceilings, implementations: Sequence[Implementation]) -> None:
-        self.machine, self.ceilings, self.implementations = machine, ceilings, implementations
-        self._ordinary: dict[tuple[str, str, int, int], Timed] = {}
+    def __init__(self, machine: Machine, ceilings: Ceilings, verified: Mapping[Kind, Verified]) -> None:
+        self.machine, self.ceilings, self.verified = machine, ceilings, verified
+        self._ordinary: dict[tuple[Kind, int], Timed] = {}
 
     def measure(self, scenario: Scenario) -> Measured:
         """One scenario, which has passed the gate."""
@@ -101,14 +100,17 @@ class Run:
 
     def ordinary(self, scenario: Scenario) -> Timed:
         """The best conventional kernel for the same tokens."""
-        state = ordinary_state(scenario)
-        key = (scenario.geometry.name, state, scenario.batch, scenario.draft)
+        kind = ordinary_kind(scenario)
+        key = (kind, scenario.batch)
         if key not in self._ordinary:
-            recurrence, device = scenario.geometry.recurrence, self.machine.device
-            inputs, A = new_inputs(recurrence, scenario.layout.activation, scenario.batch, scenario.draft, device)
-            step = Ordinary(recurrence, STATE_DTYPES[state], inputs, A)
-            self._ordinary[key] = time_best(self.machine, self.implementations, step)
+            step = kind.step(scenario.batch, self.machine.device)
+            self._ordinary[key] = time_best(self.machine, self.verified[kind], step)
         return self._ordinary[key]
+
+
+def ordinary_kind(scenario: Scenario) -> Kind:
+    """The ordinary step that a scenario is compared with."""
+    return Kind(scenario.geometry, ordinary_state(scenario), scenario.draft, scenario.layout.activation)
 
 
 def ordinary_state(scenario: Scenario) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from replayssm.bench.timing import Launch
 from replayssm.conformance.inputs import Source, mapped
 from replayssm.cursors import StepPlan
-from replayssm.inputs import TokenInputs
+from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.kernels.tiles import Tiles, forced
 from replayssm.layer import LayerState
@@ -30,10 +30,12 @@ def new_inputs(
     """
     source = Source(recurrence, activation, device, seed=seed, raw=True)
     tokens = source.tokens(min(batch, _DISTINCT_ROWS), draft)
+    # No bounds on Δ, which not every engine's kernel has.
+    raw = None if tokens.raw is None else replace(tokens.raw, dt_limit=RawGate().dt_limit)
     copies = -(-batch // tokens.batch)
     tokens = mapped(tokens, lambda x: x.repeat(copies, *[1] * (x.dim() - 1))[:batch].contiguous())
     A = None if source.A is None else source.A.float()
-    return replace(tokens, D=skip_weight(source)), A
+    return replace(tokens, raw=raw, D=skip_weight(source)), A
 
 
 def skip_weight(source: Source) -> Tensor | None:

@@ -92,9 +92,11 @@ def _table(file: Path) -> int:
 
 def _kernels(args: argparse.Namespace) -> int:
     from replayssm.bench.ceilings import measure_ceilings
+    from replayssm.bench.conventional import Implementation, verify
     from replayssm.bench.ordinary import OurOrdinary
+    from replayssm.bench.peers import find_peers
     from replayssm.bench.results import Results, ceiling_facts, circumstances
-    from replayssm.bench.run import Measured, RedGateError, Run, gate, run_all
+    from replayssm.bench.run import Measured, RedGateError, Run, gate, ordinary_kind, run_all
     from replayssm.bench.settings import selection
     from replayssm.bench.tables import header, line
     from replayssm.bench.timing import cuda_machine
@@ -111,6 +113,8 @@ def _kernels(args: argparse.Namespace) -> int:
         except RedGateError as error:
             print(f"replayssm bench: {error}", file=sys.stderr)
             return 1
+        implementations: list[Implementation] = [OurOrdinary(), *([] if args.ours_only else find_peers())]
+        verified = verify(implementations, dict.fromkeys(map(ordinary_kind, scenarios)), machine.device, workers)
     print(f"{count} operations agree with the float64 reference", flush=True)
     results = Results(circumstances(machine.device, args.ref))
     ceilings = measure_ceilings(machine)
@@ -124,5 +128,5 @@ def _kernels(args: argparse.Namespace) -> int:
         if args.json is not None:
             results.write(args.json)
 
-    run_all(Run(machine, ceilings, [OurOrdinary()]), scenarios, results, report)
+    run_all(Run(machine, ceilings, verified), scenarios, results, report)
     return 0
