@@ -22,7 +22,7 @@ from replayssm.bench.results import Results
 from replayssm.bench.scenario import Scenario
 from replayssm.bench.tuning import Search, table_facts, tune
 from replayssm.bench.workers import Workers
-from replayssm.errors import UnsupportedError
+from replayssm.errors import ReplaySSMError, UnsupportedError
 from replayssm.kernels.tiles import Gpu, Table
 
 CPU = torch.device("cpu")
@@ -103,6 +103,8 @@ def tuned(layer: str) -> None:
     entries = list(tune(wanted, search, machine(), Workers(1), lines.append))
     assert [(entry.operation.batch, entry.tiles.value) for entry in entries] == [(1, 16), (3, 16)]
     assert any("24" in line and "left out" in line for line in lines), lines
+    with pytest.raises(ReplaySSMError, match="no launch shape runs"):
+        list(tune(wanted, Search({"value": (24,), "warps": (1,)}), machine(), Workers(1), lines.append))
     facts = table_facts(Gpu("Test GPU", 90), None, entries, {})
     table = Table.parse(facts, "here")
     assert table.nearest(entries[0].operation) == entries[0].tiles

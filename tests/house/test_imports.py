@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ENGINES = ("transformers", "sglang", "tensorrt_llm", "flashinfer", "vllm", "replayssm_transformers")
+ENGINES = (
+    "transformers", "sglang", "tensorrt_llm", "flashinfer", "vllm", "fla", "mamba_ssm", "replayssm_transformers",
+)  # fmt: skip
 
 SCRIPT = f"""
 import pkgutil, sys

@@ -23,15 +23,9 @@ class Ceilings:
     read_write: float
     fill: float
 
-    def floor_us(self, quiet_read: float, rewritten: float, written: float) -> float:
-        """The least microseconds for some bytes.
-
-        Args:
-            quiet_read: bytes of what is only read.
-            rewritten: bytes read plus bytes written of what is read and written in place.
-            written: bytes of what is only written.
-        """
-        return (quiet_read / self.read + rewritten / self.read_write + written / self.fill) / 1e3
+    def floor_us(self, quiet_read: float, rewritten: float) -> float:
+        """The least microseconds for bytes that are only read, and for bytes read plus written by steps that write."""
+        return (quiet_read / self.read + rewritten / self.read_write) / 1e3
 
 
 def measure_ceilings(machine: Machine, mebibytes: int = 1024) -> Ceilings:

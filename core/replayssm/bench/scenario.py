@@ -83,7 +83,7 @@ class Bytes:
 
     def floor_us(self, ceilings: Ceilings) -> float:
         """The least time that the device's memory needs for them."""
-        return ceilings.floor_us(self.quiet_read, self.rewritten, 0.0)
+        return ceilings.floor_us(self.quiet_read, self.rewritten)
 
 
 def step_counts(scenario: Scenario) -> list[tuple[Tensor, Tensor]]:

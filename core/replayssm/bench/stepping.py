@@ -49,7 +49,11 @@ def filled_layer(layout: StateLayout, A: Tensor | None, device: torch.device) ->
     """A layer whose checkpoint and rings hold random numbers of a plausible size, each row of every ring live."""
     buffers = {}
     for spec in layout.buffers:
-        numbers = torch.empty((layout.slots, *spec.shape), dtype=torch.float32, device=device)
+        shape = (layout.slots, *spec.shape)
+        if not spec.dtype.is_floating_point:
+            buffers[spec.name] = torch.randint(0, 256, shape, device=device, dtype=spec.dtype)
+            continue
+        numbers = torch.empty(shape, dtype=torch.float32, device=device)
         if spec.name == "gate_ring":
             # Δ of Mamba-2, log decays of the delta rule.
             numbers.uniform_(0.01, 0.1) if not layout.recurrence.delta_rule else numbers.uniform_(-0.1, -0.001)
@@ -57,7 +61,7 @@ def filled_layer(layout: StateLayout, A: Tensor | None, device: torch.device) ->
             numbers.uniform_(0.05, 0.1)
         else:
             numbers.normal_()
-        buffers[spec.name] = numbers.to(spec.dtype) if spec.dtype.is_floating_point else numbers.mul_(32).to(spec.dtype)
+        buffers[spec.name] = numbers.to(spec.dtype)
     return LayerState(layout, buffers, A, torch.zeros(1, dtype=torch.int64, device=device))
 
 

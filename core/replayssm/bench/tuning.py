@@ -63,9 +63,11 @@ def tune(
     Raises:
         UnsupportedError: a scenario is not served.
         InputError: no candidate suits a geometry.
+        ReplaySSMError: at the end, where no candidate ran a scenario.
     """
     for scenario in scenarios:
         require_served(scenario, machine.device)
+    failed: list[str] = []
     for group in _alike(scenarios):
         first = group[0]
         candidates = search.candidates(first.geometry.recurrence.value_dim, first.geometry.recurrence.key_dim)
@@ -75,15 +77,18 @@ def tune(
         for tiles, failure in zip(candidates, found, strict=True):
             if failure is not None:
                 say(f"{shape(tiles)} is left out: {failure}")
+        if None not in found:
+            failed.append(first.describe())
+            continue
         running = [tiles for tiles, failure in zip(candidates, found, strict=True) if failure is None]
         for scenario in group:
             times = {tiles: machine.clock.measure(round_of_launches(scenario, machine, tiles)) for tiles in running}
-            if not times:
-                raise ReplaySSMError(f"no launch shape runs {scenario.describe()}")
             ranked = sorted(times, key=times.__getitem__)
             say(f"{scenario.describe()}: " + ", ".join(f"{shape(tiles)} {times[tiles]:.1f} µs" for tiles in ranked[:4]))
             operation = Operation.of(scenario.layout, scenario.draft, scenario.batch)
             yield Entry(operation, ranked[0], times[ranked[0]])
+    if failed:
+        raise ReplaySSMError(f"no launch shape runs {'; '.join(failed)}")
 
 
 def shape(tiles: Tiles) -> str:
