@@ -14,18 +14,23 @@ from small import GEOMETRIES, machine
 
 from replayssm.backends import fused
 from replayssm.bench import run as bench_run
-from replayssm.bench import scenario as scenarios
 from replayssm.bench.ceilings import Ceilings, measure_ceilings
 from replayssm.bench.conventional import Kind, time_best, verify
 from replayssm.bench.ordinary import OurOrdinary
 from replayssm.bench.results import Results
-from replayssm.bench.scenario import Scenario
+from replayssm.bench.scenario import PHASES, Scenario
 from replayssm.bench.tuning import Search, table_facts, tune
 from replayssm.bench.workers import Workers
 from replayssm.errors import ReplaySSMError, UnsupportedError
 from replayssm.kernels.tiles import Gpu, Table
 
 CPU = torch.device("cpu")
+
+
+def scenario(layer: str, **changes: object) -> Scenario:
+    """A small one, in fp32: the interpreter's bf16 stores truncate."""
+    small = Scenario(GEOMETRIES[layer], "fp32", None, 3, 1, "staggered", window=4, activation=torch.float32)
+    return replace(small, **changes)
 
 
 def ordinary(layer: str) -> None:
@@ -68,12 +73,11 @@ def ceilings(layer: str) -> None:
 
 def full(layer: str) -> None:
     """A whole run: gate, ordinary, phases of standard decode, drafts."""
-    # The interpreter's bf16 stores truncate: the whole run is done in fp32.
-    scenarios.ACTIVATION = torch.float32
     here, results, lines = machine(), Results({}), []
-    wanted = [Scenario(GEOMETRIES[layer], "fp32", None, 3, 1, phase, 4) for phase in scenarios.PHASES[1]]
-    wanted.append(Scenario(GEOMETRIES[layer], "fp16-sr", None, 3, 2, "steady", 4))
-    assert bench_run.gate(wanted, here, Workers(1)) == 2
+    wanted = [scenario(layer, phase=phase) for phase in PHASES[1]]
+    wanted.append(scenario(layer, checkpoint="fp16-sr", draft=2, phase="steady"))
+    with Workers(2) as workers:
+        assert bench_run.gate(wanted, here, workers) == 2
     kinds = dict.fromkeys(map(bench_run.ordinary_kind, wanted))
     verified = verify([OurOrdinary()], kinds, here.device, Workers(1))
     run = bench_run.Run(here, Ceilings(4000.0, 3900.0, 4100.0), verified)
@@ -85,8 +89,7 @@ def full(layer: str) -> None:
 
 def red(layer: str) -> None:
     """A step that is wrong stops everything."""
-    scenarios.ACTIVATION = torch.float32
-    wanted = [Scenario(GEOMETRIES[layer], "fp32", None, 3, 1, "staggered", 4)]
+    wanted = [scenario(layer)]
     launch = fused.launch_step
     fused.launch_step = lambda *arguments: launch(*arguments) * 1.01
     with pytest.raises(bench_run.RedGateError, match="no speed is reported"):
@@ -95,8 +98,7 @@ def red(layer: str) -> None:
 
 def tuned(layer: str) -> None:
     """Candidates that run are timed at each batch; one that cannot run is left out; the fastest is written and found."""
-    scenarios.ACTIVATION = torch.float32
-    wanted = [Scenario(GEOMETRIES[layer], "fp32", None, batch, 1, "staggered", 4) for batch in (1, 3)]
+    wanted = [scenario(layer, batch=batch) for batch in (1, 3)]
     lines: list[str] = []
     # 24 is no power of two, which a tile must be.
     search = Search({"value": (16, 24, 32), "warps": (1,)})

@@ -110,7 +110,7 @@ class Run:
 
 def ordinary_kind(scenario: Scenario) -> Kind:
     """The ordinary step that a scenario is compared with."""
-    return Kind(scenario.geometry, ordinary_state(scenario), scenario.draft, scenario.layout.activation)
+    return Kind(scenario.geometry, ordinary_state(scenario), scenario.draft, scenario.activation)
 
 
 def ordinary_state(scenario: Scenario) -> str:

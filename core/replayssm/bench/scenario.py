@@ -35,8 +35,6 @@ CHECKPOINTS = {
     "fp8-sr": PrecisionPolicy("fp8", stochastic_rounding=True),
 }
 READ_COPIES = {"none": None, "fp8": "fp8", "nvfp4": "nvfp4"}
-ACTIVATION = torch.bfloat16
-"""Of inputs, outputs and rings."""
 _STEADY_ROWS = 256
 
 
@@ -52,13 +50,14 @@ class Scenario:
     phase: str
     window: int = 16
     acceptance: float = 0.8
+    activation: torch.dtype = torch.bfloat16
 
     @property
     def layout(self) -> StateLayout:
         """Of as many slots as the batch has rows."""
         precision = CHECKPOINTS[self.checkpoint]
         policy = PrecisionPolicy(precision.checkpoint, precision.stochastic_rounding, self.read_copy)
-        return StateLayout(self.geometry.recurrence, self.batch, self.window, self.draft, policy, ACTIVATION)
+        return StateLayout(self.geometry.recurrence, self.batch, self.window, self.draft, policy, self.activation)
 
     def describe(self) -> str:
         """One line for messages."""
