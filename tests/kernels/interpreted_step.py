@@ -17,7 +17,7 @@ SLOTS = [3, 0]
 BOUND = 256 * 2.0**-24
 GEOMETRY = {
     "mamba2": Recurrence.mamba2(heads=2, head_dim=24, state_size=16, groups=1),
-    "gdn": Recurrence.gdn(value_heads=2, key_heads=1, value_dim=24, key_dim=16),
+    "gdn": Recurrence.gdn(value_heads=2, key_heads=1, value_dim=24, key_dim=32),
     "kda": Recurrence.kda(heads=2, value_dim=24, key_dim=16),
 }
 # Not bf16 and fp8: the interpreter truncates where the hardware rounds.
@@ -76,7 +76,7 @@ def random_tree(draft: int) -> tuple[list[list[int]], list[list[int]]]:
 def compare(kind: str, mode: str, precision: PrecisionPolicy) -> float:
     """Largest relative difference of outputs and states over a run."""
     r, draft = GEOMETRY[kind], 1 if mode == "standard" else 3
-    layout = StateLayout(r, 4, window=3, max_draft=draft, precision=precision, activation=torch.float32)
+    layout = StateLayout(r, 4, window=7, max_draft=draft, precision=precision, activation=torch.float32)
     A = -torch.rand(r.heads, dtype=torch.float64) - 0.1 if kind == "mamba2" else None
     fused, plain = (ReplayState(layout, A=A, backend=name) for name in ("triton", "torch"))
     start = torch.randn(ROWS, *r.state_shape)

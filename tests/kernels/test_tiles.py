@@ -72,30 +72,32 @@ def test_drafts_come_before_checkpoints_before_work():
 @pytest.mark.parametrize("change", [{"layer": "gdn"}, {"value_dim": 128}, {"key_dim": 64}, {"read_copy": "nvfp4"}])
 def test_other_shapes_say_nothing(change):
     wanted = replace(BASE, **change)
-    assert select([table((BASE, C))], H200, wanted) == default_tiles(wanted.value_dim, 1)
+    assert select([table((BASE, C))], H200, wanted) == default_tiles(wanted)
 
 
 def test_another_gpu_of_the_same_capability_serves_and_others_do_not():
     mine, sibling = table((BASE, A)), table((BASE, B), gpu=Gpu("NVIDIA H100", 90))
     assert select([sibling, mine], H200, BASE) == A
     assert select([sibling], H200, BASE) == B
-    assert select([mine, sibling], Gpu("NVIDIA A100", 80), BASE) == default_tiles(64, 1)
-    assert select([mine], None, BASE) == default_tiles(64, 1)
+    assert select([mine, sibling], Gpu("NVIDIA A100", 80), BASE) == default_tiles(BASE)
+    assert select([mine], None, BASE) == default_tiles(BASE)
 
 
 @pytest.mark.parametrize("value_dim", [16, 24, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("draft", [1, 2, 16])
-def test_the_rule_divides_where_it_can(value_dim, draft):
-    tiles = default_tiles(value_dim, draft)
-    assert tiles.value & (tiles.value - 1) == 0
-    assert tiles.value == 16 or value_dim % tiles.value == 0
+@pytest.mark.parametrize("batch", [1, 3, 8, 256])
+def test_the_rule_covers_a_head_and_fills_the_gpu(value_dim, batch):
+    tiles = default_tiles(replace(BASE, value_dim=value_dim, batch=batch))
+    parts, count = tiles.parts(value_dim)
+    assert (parts - 1) * count * tiles.value < value_dim <= parts * count * tiles.value
+    assert parts == 1 or batch * BASE.heads < 1024
+    assert count == 1 or 2 * parts * batch * BASE.heads >= 1024
 
 
 def test_operation_of_a_layout():
     recurrence = Recurrence.mamba2(heads=128, head_dim=64, state_size=128, groups=8)
     layout = StateLayout(recurrence, 4, precision=PrecisionPolicy("fp16", stochastic_rounding=True))
     assert Operation.of(layout, 1, 256) == replace(BASE, checkpoint="fp16-sr")
-    assert choose_tiles(layout, 1, 256, CPU) == default_tiles(64, 1)
+    assert choose_tiles(layout, 1, 256, CPU) == default_tiles(replace(BASE, checkpoint="fp16-sr"))
     with forced(C), forced(B):
         assert choose_tiles(layout, 1, 256, CPU) == B
     assert gpu_of(CPU) is None
@@ -150,17 +152,18 @@ def test_tables_merge():
 def test_candidates_suit_every_geometry(geometry):
     r = geometry.recurrence
     found = Search().candidates(r.value_dim, r.key_dim)
-    assert 6 <= len(found) <= 12
+    assert 6 <= len(found) <= 16
     assert len(set(found)) == len(found)
-    assert default_tiles(r.value_dim, 1) in found
+    rule = default_tiles(replace(BASE, layer=str(r.kind), heads=r.heads, value_dim=r.value_dim, key_dim=r.key_dim))
+    assert rule in found
 
 
 def test_search_as_typed():
-    search = parse_search(["value=16", "stages=1,2"])
+    search = parse_search(["value=16", "warps=1,2"])
     assert search.values["value"] == (16,)
-    assert {tiles.stages for tiles in search.candidates(64, 128)} == {1, 2}
+    assert {tiles.warps for tiles in search.candidates(64, 128)} == {1, 2}
     for text in ("value", "value=", "value=x", "rows=1"):
         with pytest.raises(InputError, match=r"must be FIELD=N,N with a field of value, warps"):
             parse_search([text])
     assert shape(Tiles(16, 2)) == "value=16 warps=2"
-    assert asdict(Tiles(16, 2))["stages"] == 1
+    assert asdict(Tiles(16, 2))["count"] == 0

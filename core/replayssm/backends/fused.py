@@ -20,7 +20,7 @@ class TritonBackend:
 
     def step(self, layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
         """See `Backend.step`."""
-        return launch_step(layer, plan.compacted, inputs)
+        return launch_step(layer, plan, inputs)
 
     def fold(self, layer: LayerState, slots: Tensor, origin: Tensor, count: Tensor) -> Tensor:
         """See `Backend.fold`."""

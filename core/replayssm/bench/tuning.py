@@ -15,7 +15,7 @@ from replayssm.bench.workers import Workers
 from replayssm.errors import InputError, ReplaySSMError
 from replayssm.kernels.tiles import Gpu, Operation, Table, Tiles, entry_of
 
-LIKELY: dict[str, tuple[int, ...]] = {"value": (16, 32, 64), "warps": (1, 2, 4)}
+LIKELY: dict[str, tuple[int, ...]] = {"value": (16, 32), "count": (0, 1, 2), "registers": (0, 168)}
 """Values to try for each field of `Tiles`; a field that is not named keeps its default."""
 THREAD_NUMBERS = (4, 256)
 """Numbers of the state tile that a thread holds, at least and at most: beyond, registers idle or spill."""
@@ -39,7 +39,7 @@ class Search:
 def _suits(tiles: Tiles, value_dim: int, key_dim: int) -> bool:
     padded = 1 << (value_dim - 1).bit_length()
     share = tiles.value * key_dim / (WARP * tiles.warps)
-    return tiles.value <= padded and THREAD_NUMBERS[0] <= share <= THREAD_NUMBERS[1]
+    return tiles.value * max(tiles.count, 1) <= padded and THREAD_NUMBERS[0] <= share <= THREAD_NUMBERS[1]
 
 
 @dataclass(frozen=True)

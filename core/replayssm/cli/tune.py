@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FIELD=N,N",
-        help="values of a field of the launch shape to try: value (rows of V), warps, stages, tiles, and what else it has",
+        help="values of a field of the launch shape to try: value (rows of V a tile), count (tiles a program), registers",
     )
     parser.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
     parser.add_argument("--out", type=Path, metavar="FILE", help="table to extend (default: the package's own)")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.fold import fold_tile
+from replayssm.kernels.fold import fold_tile, load_window
 from replayssm.kernels.matrix import load_tile, store_tile
+from replayssm.kernels.ring import history_rows, load_values
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -20,9 +21,10 @@ def fold_kernel(
     key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
     s_source, s_source_scale, s_target, s_target_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     slots,
-    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BV: tl.constexpr,
-    FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr, SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr,
-    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
+    BV: tl.constexpr, E: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr, SOURCE_FORMAT: tl.constexpr,
+    FORMAT: tl.constexpr, SR: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """Fold `count` records of each source and write the target. Grid: (⌈V / BV⌉, H, rows).
 
@@ -40,10 +42,9 @@ def fold_kernel(
         if (target < 0) | (target >= slots):
             return
     o_v = i_tile * BV + tl.arange(0, BV)
-    o_k = tl.arange(0, K)
     p_from = source_state + source * s_source + i_head * V * K
     p_from_scale = source_scale + source * s_source_scale + i_head * V
-    b_s = load_tile(p_from, p_from_scale, o_v, o_k, V, K, SOURCE_FORMAT == "fp8")
+    b_s = load_tile(p_from, p_from_scale, o_v, V, K, E, SOURCE_FORMAT == "fp8")
     if not FROM_ROWS:
         count = tl.load(p_count + i_row)
         if count > 0:
@@ -54,17 +55,21 @@ def fold_kernel(
             p_value = value_ring + source * s_value + i_head * R * V
             if EXACT:
                 p_value = raw_value_ring + source * s_raw + i_head * R * V
-            b_s = fold_tile(
-                b_s,
-                key_ring + source * s_key + i_group * R * K,
+            origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
+            p_key = key_ring + source * s_key + i_group * R * K
+            b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen = load_window(
+                p_key,
                 key_scale_ring + source * s_key_scale + i_group * R,
-                p_value,
                 beta_ring + source * s_beta + i_head * R,
                 gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1),
-                rate, tl.load(p_origin + i_row), count, o_v, o_k,
-                V, K, R, DELTA, CHANNEL, EXACT,
+                rate, origin, count, o_j, K, R, J, E, DELTA, CHANNEL, EXACT, DOT,
+            )  # fmt: skip
+            o_hist = history_rows(origin, count, o_j, R)
+            b_s = fold_tile(
+                b_s, load_values(p_value, o_hist, o_v, o_j < count, V), p_key + o_hist * K, o_j < count,
+                b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen, K, E, CHANNEL, EXACT, DOT,
             )  # fmt: skip
     flushes = tl.load(p_flushes + i_row)
     p_to = target_state + target * s_target + i_head * V * K
     p_to_scale = target_scale + target * s_target_scale + i_head * V
-    store_tile(b_s, p_to, p_to_scale, tl.load(p_seed), target, flushes, i_head, o_v, o_k, V, K, FORMAT, SR)
+    store_tile(b_s, p_to, p_to_scale, tl.load(p_seed), target, flushes, i_head, o_v, V, K, E, FORMAT, SR)

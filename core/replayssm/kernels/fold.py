@@ -1,10 +1,10 @@
-"""Folding committed records into a state tile, one record after another, in fp32.
+"""Folding committed records into a state tile, as one window.
 
-    S ← S a_j;   u_j = β_j (v_j − S k_j)  (delta rule), or Δ_j x_j;   S ← S + u_j k_jᵀ
+    S_h = S_0 e^{G_h} + Σ_j w_j u_j k_jᵀ,    U = β (V − S_0 K̂) (I + A)^-1    (delta rule),    u_j = x_j    (Mamba-2)
 
-For the delta rule this is the exact fold: u is computed from the checkpoint, not taken from the ring. The tile never
-leaves its registers, no pair of records is ever compared, and decays are applied one by one, so there is no running sum
-to lose precision in. A window has few records and a row flushes once a window: simple wins over a triangular solve.
+Records come newest first, so the delta rule's system, in which a record sees the older ones, is upper triangular; its
+transpose is solved. For the delta rule this is the exact fold: u is computed from the checkpoint, not taken from the ring.
+No operand is rounded below fp32 on its way into the state (`dot_exact`, split TF32).
 """
 
 from __future__ import annotations
@@ -12,32 +12,100 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.ring import wrap
+from replayssm.kernels.primitives import dot_exact, solve_unit_lower
+from replayssm.kernels.ring import age, history_rows, load_history
+from replayssm.kernels.tile import flat, load_rows
+
+
+@triton.jit
+def across_blocks(b_key, b_after, o_j, HALF: tl.constexpr):
+    """Σ_k k_i k_j e^{after_i − after_j} `[J, J]` for records i and j in two neighbouring blocks of HALF, i the older.
+
+    They meet at the boundary between the blocks, from which both exponents are at most 0; 0 for all other pairs.
+    """
+    J: tl.constexpr = b_after.shape[0]
+    C: tl.constexpr = b_after.shape[1]
+    b_pairs = tl.reshape(b_after, [J // (2 * HALF), 2 * HALF, C])
+    b_boundary = tl.arange(0, 2 * HALF)[None, :, None] == HALF
+    b_away = tl.reshape(b_pairs - tl.sum(tl.where(b_boundary, b_pairs, 0.0), axis=1)[:, None, :], [J, C])
+    b_old = ((o_j // HALF) % 2 == 1)[:, None]
+    b_met = b_key * tl.exp(-tl.abs(b_away))
+    b_older, b_newer = tl.where(b_old, b_met, 0.0), tl.where(b_old, 0.0, b_met)
+    b_same = (o_j // (2 * HALF))[:, None] == (o_j // (2 * HALF))[None, :]
+    return tl.where(b_same, tl.dot(b_older, tl.trans(b_newer), input_precision="tf32x3"), 0.0)
+
+
+@triton.jit
+def channel_scores(b_key, b_after, o_j, J: tl.constexpr):
+    """Σ_k k_i k_j e^{after_i − after_j} `[J, J]` for each record j and the older ones i, decay per channel.
+
+    One pair of exponentials a record would overflow, so pairs go by the largest power of two that parts them.
+    """
+    b_scores = across_blocks(b_key, b_after, o_j, J // 2)
+    for level in tl.static_range(1, (J - 1).bit_length()):
+        b_scores += across_blocks(b_key, b_after, o_j, J >> (level + 1))
+    return b_scores
+
+
+@triton.jit
+def load_window(
+    p_key, p_key_scale, p_beta, p_gate, rate, origin, count, o_j,
+    K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, E: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
+    EXACT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """What a head's tiles share in `fold_tile`.
+
+    Returns:
+        the records' weights `[J]` at the end of the history and the state's log decay; for EXACT their weights `[J]` as the
+        checkpoint sees them, β `[J]` and the inverse `[J, J]` of the transposed system; by channel the keys `[J, K]` at
+        the end, and as the checkpoint sees them.
+    """
+    b_key, b_unit, b_after, whole = load_history(
+        p_key, p_key_scale, p_gate, rate, origin, count, o_j, K, R, E, DELTA, CHANNEL
+    )
+    b_aged, b_weight = age(b_key, b_unit, b_after, CHANNEL)
+    b_seen, b_seen_weight, b_beta, b_inverse = b_aged, b_weight, b_weight, tl.zeros([J, J], dtype=tl.float32)
+    if EXACT:
+        b_beta = tl.load(p_beta + history_rows(origin, count, o_j, R), mask=o_j < count, other=0.0)
+        b_older = o_j[:, None] > o_j[None, :]
+        if CHANNEL:
+            b_seen, b_seen_weight = b_key * tl.exp(whole - b_after), b_unit
+            b_scores = channel_scores(b_key, b_after, o_j, J)
+        else:
+            b_seen_weight = b_unit * tl.exp(whole - b_after)
+            b_decay = tl.exp(tl.where(b_older, b_after[:, None] - b_after[None, :], float("-inf")))
+            b_scores = tl.dot(b_key, tl.trans(b_key), input_precision=DOT) * b_decay
+        b_a = tl.where(b_older, b_scores * b_unit[:, None] * (b_unit * b_beta)[None, :], 0.0)
+        b_inverse = solve_unit_lower(b_a, o_j, J)
+    if not CHANNEL:
+        # Keys as they are in the ring serve both; a tile loads them again.
+        b_aged, b_seen = b_weight, b_weight
+    return b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen
 
 
 @triton.jit
 def fold_tile(
-    b_s, p_key, p_key_scale, p_value, p_beta, p_gate, rate, origin, count, o_v, o_k,
-    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
+    b_s, b_value, p_keys, b_live, b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen,
+    K: tl.constexpr, E: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """State tile `[BV, K]` fp32 → the tile with the first `count` records folded.
+    """Checkpoint tile `[BV, K]` and values `[BV, J]` → the tile at the end of the history.
 
-    `p_value` is the ring of raw values where EXACT solves for u, else of u (delta rule) or x (Mamba-2).
+    Values are those of the ring of raw values for EXACT, else of u (delta rule) or x (Mamba-2). p_keys: where the
+    records' keys are, `[J]`.
     """
-    for j in range(count):
-        row = wrap(origin + j, R)
-        b_k = tl.load(p_key + row * K + o_k).to(tl.float32)
-        b_u = tl.load(p_value + row * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+    b_u = b_value
+    if EXACT:
+        b_read = tl.zeros_like(b_value)
         if CHANNEL:
-            b_s = b_s * tl.exp(tl.load(p_gate + row * K + o_k))[None, :]
+            b_read = tl.dot(b_s, tl.trans(b_seen), b_read, input_precision="tf32x3")
         else:
-            gate = tl.load(p_gate + row)
-            b_s = b_s * tl.exp(gate * rate)
-        if DELTA:
-            b_k = b_k * tl.load(p_key_scale + row)
-        else:
-            b_u = b_u * gate
-        if EXACT:
-            b_u = tl.load(p_beta + row) * (b_u - tl.sum(b_s * b_k[None, :], axis=1))
-        b_s = b_s + b_u[:, None] * b_k[None, :]
+            b_read = dot_exact(b_s, tl.trans(flat(load_rows(p_keys, b_live, K, E))), b_read, DOT)
+        b_right = b_beta[None, :] * (b_value - b_read * b_seen_weight[None, :])
+        b_u = tl.dot(b_right, b_inverse, input_precision="tf32x3")
+    b_u = b_u * b_weight[None, :]
+    b_s = b_s * tl.exp(whole)
+    if CHANNEL:
+        b_s = tl.dot(b_u, b_aged, b_s, input_precision="tf32x3")
+    else:
+        b_s = dot_exact(b_u, flat(load_rows(p_keys, b_live, K, E)), b_s, DOT)
     return b_s

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from replayssm.cursors import StepPlan
@@ -24,10 +23,10 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
         return out
     recurrence = layer.layout.recurrence
     tiles = choose_tiles(layer.layout, plan.draft, len(plan.rows), inputs.v.device)
-    grid = (triton.cdiv(recurrence.value_dim, tiles.value), recurrence.heads, len(plan.rows))
+    parts, count = tiles.parts(recurrence.value_dim)
     pointers, strides = _memory(layer)
     tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in ("q", "k", "v", "gate", "beta", "z")}
-    step_kernel[grid](
+    step_kernel[(parts, recurrence.heads, len(plan.rows))](
         *_plan_tensors(layer, plan),
         *_present(plan, tokens.values()),
         *_present(plan, _weights(layer, inputs)),
@@ -36,18 +35,20 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
         *_batch_strides(tokens),
         *strides,
         *_scalars(inputs),
-        **_shape(layer.layout, plan.draft),
+        **_shape(layer, plan.draft),
         **_switches(layer.layout, plan, inputs),
         BV=tiles.value,
+        TILES=count,
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=1,
+        maxnreg=tiles.registers or None,
     )
     return out
 
 
 def _plan_tensors(layer: LayerState, plan: StepPlan) -> list[Tensor]:
-    ancestors = plan.rows if plan.ancestors is None else plan.ancestors.to(torch.int8).contiguous()
-    rows = [plan.rows, plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.to(torch.int8), plan.flushes]
+    ancestors = plan.slots if plan.ancestors is None else plan.ancestors.contiguous().view(torch.int8)
+    rows = [plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.view(torch.int8), plan.flushes]
     return [*rows, layer.seed, ancestors]
 
 
@@ -58,7 +59,7 @@ def _weights(layer: LayerState, inputs: TokenInputs) -> tuple[Tensor | None, ...
 
 def _present(plan: StepPlan, tensors: Iterable[Tensor | None]) -> list[Tensor]:
     """A tensor that is absent stands in as one that is there; its switch keeps the kernel from reading it."""
-    return [plan.rows if x is None else x for x in tensors]
+    return [plan.slots if x is None else x for x in tensors]
 
 
 def _scalars(inputs: TokenInputs) -> tuple[float, float, float, float]:
@@ -67,15 +68,26 @@ def _scalars(inputs: TokenInputs) -> tuple[float, float, float, float]:
     return inputs.scale, raw.lower_bound or 0.0, low, min(high, torch.finfo(torch.float32).max)
 
 
-def _shape(layout: StateLayout, draft: int) -> dict[str, int]:
-    """Compile-time sizes. BT: keys, and queries, of the new tokens in a tile; BX: both."""
-    r, tokens = layout.recurrence, max(8, power_of_two(draft))
-    sizes = {"H": r.heads, "G": r.groups, "V": r.value_dim, "K": r.key_dim}
-    return {**sizes, "R": layout.rows, "J": history_tile(layout), "T": draft, "BT": tokens, "BX": 2 * tokens}
+def _shape(layer: LayerState, draft: int) -> dict[str, int]:
+    """Compile-time sizes. BT: keys, and queries, of the new tokens in a block; E: adjacent numbers of a row a thread."""
+    r = layer.layout.recurrence
+    sizes = {"H": r.heads, "G": r.groups, "V": r.value_dim, "K": r.key_dim, "R": layer.layout.rows}
+    tokens = max(4, power_of_two(draft))
+    return {**sizes, "J": history_tile(layer.layout), "T": draft, "BT": tokens, "E": adjacent(layer)}
+
+
+def adjacent(layer: LayerState) -> int:
+    """E of `kernels.tile`: 16 bytes of the checkpoint, or as much of a row as four threads leave for one."""
+    return min(8, 16 // layer.buffers["checkpoint"].element_size(), layer.layout.recurrence.key_dim // 4)
+
+
+def dot_precision(layout: StateLayout) -> str:
+    """Products of reading round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones."""
+    return "tf32x3" if layout.activation == torch.float32 else "tf32"
 
 
 def _switches(layout: StateLayout, plan: StepPlan, inputs: TokenInputs) -> dict[str, Any]:
-    """What tells layers, modes and precisions apart. Products round to TF32 unless the activations are fp32."""
+    """What tells layers, modes and precisions apart."""
     r, precision, raw = layout.recurrence, layout.precision, inputs.raw or RawGate()
     return {
         "DELTA": r.delta_rule,
@@ -90,7 +102,7 @@ def _switches(layout: StateLayout, plan: StepPlan, inputs: TokenInputs) -> dict[
         "HAS_Z": inputs.z is not None,
         "FORMAT": precision.checkpoint,
         "SR": precision.stochastic_rounding,
-        "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
+        "DOT": dot_precision(layout),
     }
 
 

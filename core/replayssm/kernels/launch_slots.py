@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from replayssm.kernels.flush import fold_kernel
+from replayssm.kernels.launch import adjacent, dot_precision, history_tile
 from replayssm.kernels.slots import compact_kernel, copy_slots_kernel
 from replayssm.layer import LayerState
 from replayssm.layout import StateLayout
@@ -17,7 +18,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
 # Numbers of a program in copy; rows of V of a program in fold.
 _TILE = 2048
-_VALUES = 32
+_VALUES = 16
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,18 @@ def _launch_fold(
         *(x.stride(0) for x in (source.state, source.scale, target.state, target.scale, *rings)),
         layer.layout.slots,
         **_sizes(layer.layout),
+        J=history_tile(layer.layout),
         BV=_VALUES,
+        E=adjacent(layer),
         FROM_ROWS=source.by_row,
         TO_ROWS=target.by_row,
         SOURCE_FORMAT=source.format,
         FORMAT=target.format,
         SR=layer.layout.precision.stochastic_rounding and not target.by_row,
         EXACT=r.delta_rule and layer.layout.precision.exact_fold,
-        num_warps=4,
+        DOT=dot_precision(layer.layout),
+        num_warps=1,
+        num_stages=1,
     )
 
 
@@ -136,6 +141,7 @@ def launch_compact(layer: LayerState, slots: Tensor, first: Tensor, path: Tensor
         BV=triton.next_power_of_2(r.value_dim),
         BK=triton.next_power_of_2(r.key_dim),
         num_warps=1,
+        num_stages=1,
     )
 
 

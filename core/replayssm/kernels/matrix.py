@@ -5,15 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.tile import columns, flat, load_rows, store_rows, unflat
+
 
 @triton.jit
-def load_tile(p_state, p_scale, o_v, o_k, V: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr):
+def load_tile(p_state, p_scale, o_v, V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr):
     """Rows `o_v` of one head's stored matrix → `[BV, K]` fp32."""
-    b_mask = (o_v < V)[:, None]
-    b_s = tl.load(p_state + o_v[:, None] * K + o_k[None, :], mask=b_mask, other=0.0).to(tl.float32)
+    b_live = o_v < V
+    b_s = load_rows(p_state + o_v * K, b_live, K, E)
     if SCALED:
-        b_s = b_s * tl.load(p_scale + o_v, mask=o_v < V, other=0.0)[:, None]
-    return b_s
+        b_s = b_s * tl.load(p_scale + o_v, mask=b_live, other=0.0)[:, None, None]
+    return flat(b_s)
 
 
 @triton.jit
@@ -45,22 +47,22 @@ def round_to_grid(b_x, b_noise, MANTISSA: tl.constexpr, MIN_EXPONENT: tl.constex
 
 @triton.jit
 def store_tile(
-    b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, o_k,
-    V: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr,
+    b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v,
+    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr,
 ):  # fmt: skip
     """`[BV, K]` fp32 → rows `o_v` of one head's stored matrix."""
-    b_mask = (o_v < V)[:, None]
-    b_out = b_s
+    b_live = o_v < V
+    b_out = unflat(b_s, E)
     if FORMAT == "fp8":
-        b_scale = tl.max(tl.abs(b_s), axis=1) / 448.0
-        b_out = tl.where(b_scale[:, None] > 0.0, b_s / b_scale[:, None], 0.0)
-        tl.store(p_scale + o_v, b_scale, mask=o_v < V)
+        b_scale = tl.max(tl.max(tl.abs(b_out), axis=2), axis=1) / 448.0
+        b_out = tl.where(b_scale[:, None, None] > 0.0, b_out / b_scale[:, None, None], 0.0)
+        tl.store(p_scale + o_v, b_scale, mask=b_live)
     if SR:
-        o_element = (i_head * V + o_v)[:, None] * K + o_k[None, :]
+        o_element = (i_head * V + o_v)[:, None, None] * K + columns(K, E)
         b_noise = noise_tile(seed, slot, flushes, o_element)
         b_out = round_to_grid(b_out, b_noise, 3 if FORMAT == "fp8" else 10, -6 if FORMAT == "fp8" else -14)
     if FORMAT == "fp16":
         b_out = tl.minimum(tl.maximum(b_out, -65504.0), 65504.0)
     if FORMAT == "fp8":
         b_out = tl.minimum(tl.maximum(b_out, -448.0), 448.0)
-    tl.store(p_state + o_v[:, None] * K + o_k[None, :], b_out.to(p_state.dtype.element_ty), mask=b_mask)
+    store_rows(p_state + o_v * K, b_out, b_live, K, E)

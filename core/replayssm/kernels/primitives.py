@@ -5,11 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Sign, exponent and the ten mantissa bits that TF32 keeps.
+TF32_BITS = tl.constexpr(-8192)
+
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), fp32, exact for large x."""
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    """log(1 + e^x), fp32, to a few units in the last place.
+
+    log(1 + y) of a small y: what 1 + y has lost is in the quotient (Kahan; HP-15C Advanced Functions Handbook, 1982).
+    """
+    y = tl.exp(tl.minimum(x, 20.0))
+    rounded = 1.0 + y
+    small = tl.where(rounded == 1.0, y, tl.log(rounded) * (y / tl.where(rounded == 1.0, 1.0, rounded - 1.0)))
+    return tl.where(x > 20.0, x, small)
 
 
 @triton.jit
@@ -35,6 +44,21 @@ def activate_gate(b_gate, b_bias, rate, lower_bound, dt_min, dt_max, DELTA: tl.c
 
 
 @triton.jit
+def dot_exact(b_a, b_b, b_acc, DOT: tl.constexpr):
+    """b_acc + b_a b_b to 2^-22 for fp32 `b_a` and a `b_b` that is exact in TF32, as 16-bit activations are.
+
+    `b_a` goes in as two TF32 numbers. Where activations are fp32 (DOT is not "tf32") `b_b` is split too.
+    """
+    if DOT == "tf32":
+        b_high = (b_a.to(tl.int32, bitcast=True) & TF32_BITS).to(tl.float32, bitcast=True)
+        b_acc = tl.dot(b_a - b_high, b_b, b_acc, input_precision="tf32")
+        b_acc = tl.dot(b_high, b_b, b_acc, input_precision="tf32")
+    else:
+        b_acc = tl.dot(b_a, b_b, b_acc, input_precision="tf32x3")
+    return b_acc
+
+
+@triton.jit
 def solve_unit_lower(b_a, o_i, STEPS: tl.constexpr):
     """(I + a)^-1 of a strictly lower triangular `a [N, N]`, by forward substitution over the first STEPS rows."""
     b_inverse = tl.where(o_i[:, None] == o_i[None, :], 1.0, 0.0)
@@ -43,13 +67,3 @@ def solve_unit_lower(b_a, o_i, STEPS: tl.constexpr):
         b_new = tl.sum(b_row[:, None] * b_inverse, axis=0)
         b_inverse = tl.where(o_i[:, None] == i, b_inverse - b_new[None, :], b_inverse)
     return b_inverse
-
-
-@triton.jit
-def sum_where(b_mask, b_g, CHANNEL: tl.constexpr):
-    """For each row of `b_mask [I, J]` the sum of the log decays `b_g [J, D]` that it picks: `[I, D]`."""
-    if CHANNEL:
-        b_sum = tl.dot(tl.where(b_mask, 1.0, 0.0), b_g, input_precision="tf32x3")
-    else:
-        b_sum = tl.sum(tl.where(b_mask, tl.trans(b_g), 0.0), axis=1)[:, None]
-    return b_sum

@@ -1,12 +1,18 @@
-"""Device functions on the rings: loading committed records in order of age, appending new ones.
+"""Device functions on the rings: the committed records of a slot, newest first.
 
-Inner dimensions are contiguous and every slot's base pointer comes in, so a ring needs no strides here.
+Inner dimensions are contiguous and every slot's base pointer comes in, so a ring needs no strides here. Sums of decays
+run from the newest record to the oldest: a strong decay never hides the small ones after it.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from replayssm.kernels.tile import flat, load_rows
+
+# e^-100 is 0 in fp32; a bound keeps differences of sums accurate after a decay that is stronger still.
+STRONGEST = tl.constexpr(-100.0)
 
 
 @triton.jit
@@ -16,12 +22,56 @@ def wrap(o_row, R: tl.constexpr):
 
 
 @triton.jit
-def load_keys(p_key, p_key_scale, o_row, o_k, b_live, K: tl.constexpr, DELTA: tl.constexpr):
-    """Keys `[J, K]` fp32 of ring rows `o_row`, norm applied; dead rows are 0 whatever they hold."""
-    b_key = tl.load(p_key + o_row[:, None] * K + o_k[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
+def history_rows(origin, count, o_j, R: tl.constexpr):
+    """Ring rows of the `count` records from `origin`, newest first; any row of the ring where there is none."""
+    return wrap(origin + tl.maximum(count - 1 - o_j, 0), R)
+
+
+@triton.jit
+def load_history(
+    p_key, p_key_scale, p_gate, rate, origin, count, o_j,
+    K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """The records but for their values.
+
+    Returns:
+        keys `[J, K]`; the unit `[J]` of each, 1/‖k‖ or Δ; `after`, the log decay by the records after each, `[J]`, or
+        `[J, K]` by channel; `whole`, that of the state by all records, a number or `[1, K]`.
+    """
+    b_live = o_j < count
+    o_row = history_rows(origin, count, o_j, R)
+    b_key = flat(load_rows(p_key + o_row * K, b_live, K, E))
     if DELTA:
-        b_key = b_key * tl.load(p_key_scale + o_row, mask=b_live, other=0.0)[:, None]
-    return b_key
+        b_unit = tl.load(p_key_scale + o_row, mask=b_live, other=0.0)
+    else:
+        b_unit = tl.load(p_gate + o_row, mask=b_live, other=0.0)
+    if CHANNEL:
+        # As a product, whose order of summation no alignment of the ring changes; what TF32 drops of a gate cancels
+        # wherever two sums are compared.
+        b_gate = tl.maximum(flat(load_rows(p_gate + o_row * K, b_live, K, E)), STRONGEST)
+        b_newer = tl.where(o_j[:, None] > o_j[None, :], 1.0, 0.0)
+        b_after = tl.dot(b_newer, b_gate, input_precision="tf32x3")
+        b_last = (o_j == o_j.shape[0] - 1)[:, None]
+        whole = tl.sum(tl.where(b_last, b_after + b_gate, 0.0), axis=0)[None, :]
+    else:
+        b_g = tl.maximum(tl.load(p_gate + o_row, mask=b_live, other=0.0) * rate, STRONGEST)
+        # A record is decayed by the gates after its own: from one row on.
+        p_next = p_gate + wrap(o_row + 1, R)
+        b_next = tl.maximum(tl.load(p_next, mask=b_live & (o_j > 0), other=0.0) * rate, STRONGEST)
+        b_after = tl.cumsum(b_next, axis=0)
+        whole = tl.sum(b_g, axis=0)
+    return b_key, b_unit, b_after, whole
+
+
+@triton.jit
+def age(b_key, b_unit, b_after, CHANNEL: tl.constexpr):
+    """Keys `[J, K]` and weights `[J]`: value times weight times key is what a record adds to the state at the end."""
+    b_weight = b_unit
+    if CHANNEL:
+        b_key = b_key * tl.exp(b_after)
+    else:
+        b_weight = b_unit * tl.exp(b_after)
+    return b_key, b_weight
 
 
 @triton.jit
@@ -29,13 +79,3 @@ def load_values(p_value, o_row, o_v, b_live, V: tl.constexpr):
     """Values `[BV, J]` fp32 of ring rows `o_row`."""
     b_mask = (o_v < V)[:, None] & b_live[None, :]
     return tl.load(p_value + o_row[None, :] * V + o_v[:, None], mask=b_mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def load_gates(p_gate, o_row, o_k, b_live, K: tl.constexpr, CHANNEL: tl.constexpr):
-    """Gates `[J, 1]` or `[J, K]` fp32: Δ or log decay."""
-    if CHANNEL:
-        b_gate = tl.load(p_gate + o_row[:, None] * K + o_k[None, :], mask=b_live[:, None], other=0.0)
-    else:
-        b_gate = tl.load(p_gate + o_row, mask=b_live, other=0.0)[:, None]
-    return b_gate

@@ -25,15 +25,31 @@ from replayssm.layout import StateLayout
 
 ENVIRONMENT = "REPLAYSSM_TILES"
 """Names a table file of one's own, asked before those of the package."""
+ROWS, REGISTERS, PROGRAMS = 16, 168, 1024
+"""The rule where no table is: rows of V a tile, registers a thread, programs that fill a GPU."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Launch shape of a kernel: rows of V per program, warps, pipeline stages."""
+    """Launch shape of a kernel.
+
+    Attributes:
+        value: rows of V a tile.
+        warps: of a program.
+        count: tiles that a program walks over, 0 for all of a head.
+        registers: a thread's limit, 0 for none; a limit keeps more programs in flight and spills in flush rows.
+    """
 
     value: int
-    warps: int
-    stages: int = 1
+    warps: int = 1
+    count: int = 0
+    registers: int = 0
+
+    def parts(self, value_dim: int) -> tuple[int, int]:
+        """Programs a head, and tiles of each."""
+        tiles = -(-value_dim // self.value)
+        count = min(self.count or tiles, tiles)
+        return -(-tiles // count), count
 
 
 @dataclass(frozen=True)
@@ -134,12 +150,14 @@ def choose_tiles(layout: StateLayout, draft: int, batch: int, device: torch.devi
     return _chosen(layout, draft, bucket, gpu_of(device))
 
 
-def default_tiles(value_dim: int, draft: int) -> Tiles:
-    """Where nothing was measured: the largest tile of up to 32 rows (64 with drafts) that divides V, few warps."""
-    value, most = 16, 32 if draft == 1 else 64
-    while value < most and value_dim % (2 * value) == 0:
-        value *= 2
-    return Tiles(value, 1 if draft == 1 else 2)
+def default_tiles(wanted: Operation) -> Tiles:
+    """Where nothing was measured: tiles of 16 rows, and a whole head a program once heads alone fill a GPU.
+
+    The limit of registers keeps a dozen programs a multiprocessor; a decay per channel needs them all.
+    """
+    tiles, heads = -(-wanted.value_dim // ROWS), wanted.batch * wanted.heads
+    count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)
+    return Tiles(ROWS, count=count, registers=0 if wanted.layer == "kda" else REGISTERS)
 
 
 def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:
@@ -150,7 +168,7 @@ def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles
             tiles = table.nearest(wanted)
             if tiles is not None:
                 return tiles
-    return default_tiles(wanted.value_dim, wanted.draft)
+    return default_tiles(wanted)
 
 
 @lru_cache

@@ -1,75 +1,106 @@
-"""Device functions on a step's history and new tokens: what the outputs are made of besides the state tile."""
+"""Device functions on a step's new tokens: keys and queries, gates, and how the tokens see each other.
+
+Row x of a block of BX = 2 BT rows is key x of the step for x < BT, and query x − BT above: one product with the state
+serves both.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from replayssm.kernels.primitives import activate_gate, sum_where
-from replayssm.kernels.ring import load_gates, load_keys, load_values, wrap
+from replayssm.kernels.primitives import activate_gate
+from replayssm.kernels.tile import flat, load_row, load_rows, order
 
 
 @triton.jit
-def load_history(
-    p_key, p_key_scale, p_value, p_gate, rate, origin, count, o_v, o_k,
-    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
+def head_gates(
+    p_gate, p_bias, rate, b_live, lower_bound, dt_min, dt_max,
+    DELTA: tl.constexpr, RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Keys `[J, K]` decayed to the end of the history, u `[BV, J]`, and the history's whole log decay `[D]`."""
-    o_j = tl.arange(0, J)
-    b_live = o_j < count
-    o_row = wrap(origin + o_j, R)
-    b_key = load_keys(p_key, p_key_scale, o_row, o_k, b_live, K, DELTA)
-    b_u = load_values(p_value, o_row, o_v, b_live, V)
-    b_gate = load_gates(p_gate, o_row, o_k, b_live, K, CHANNEL)
-    b_g = b_gate * rate
-    b_aged = b_key * tl.exp(sum_where(o_j[None, :] > o_j[:, None], b_g, CHANNEL))
-    if not DELTA:
-        b_u = b_u * tl.trans(b_gate)
-    return b_aged, b_u, tl.sum(b_g, axis=0)
+    """Δ or log decay `[X]` of tokens whose gates are at pointers `p_gate [X]`; 0 where not live."""
+    b_gate = tl.load(p_gate, mask=b_live, other=0.0).to(tl.float32)
+    if RAW:
+        bias = 0.0
+        if HAS_BIAS:
+            bias = tl.load(p_bias).to(tl.float32)
+        b_active = activate_gate(b_gate, bias, rate, lower_bound, dt_min, dt_max, DELTA, BOUNDED)
+        b_gate = tl.where(b_live, b_active, 0.0)
+    return b_gate
 
 
 @triton.jit
-def load_gate(
-    gate, dt_bias, A_log, row, sg_b, sg_t, i_head, o_t, o_k, b_live, lower_bound, dt_min, dt_max,
-    K: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, RAW: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BOUNDED: tl.constexpr,
+def channel_gates(
+    p_gate, p_bias, rate, b_live, lower_bound,
+    K: tl.constexpr, E: tl.constexpr, RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Δ or log decay of the new tokens `[X, D]`, 0 where `b_live` is false."""
-    p_gate = gate + row * sg_b + o_t * sg_t
-    if CHANNEL:
-        b_gate = tl.load(p_gate[:, None] + i_head * K + o_k[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
-    else:
-        b_gate = tl.load(p_gate + i_head, mask=b_live, other=0.0).to(tl.float32)[:, None]
+    """Log decay `[X, K]` per channel; 0 where not live."""
+    b_gate = flat(load_rows(p_gate, b_live, K, E))
     if RAW:
         b_bias = 0.0
-        if HAS_BIAS and CHANNEL:
-            b_bias = tl.load(dt_bias + i_head * K + o_k).to(tl.float32)[None, :]
-        elif HAS_BIAS:
-            b_bias = tl.load(dt_bias + i_head).to(tl.float32)
-        speed = 1.0
-        if DELTA:
-            speed = tl.exp(tl.load(A_log + i_head).to(tl.float32))
-        b_active = activate_gate(b_gate, b_bias, speed, lower_bound, dt_min, dt_max, DELTA, BOUNDED)
+        if HAS_BIAS:
+            b_bias = load_row(p_bias, K, E)
+        b_active = activate_gate(b_gate, b_bias, rate, lower_bound, 0.0, 0.0, True, BOUNDED)
         b_gate = tl.where(b_live[:, None], b_active, 0.0)
     return b_gate
 
 
 @triton.jit
-def pair_scores(
-    b_x, b_path, b_seen, o_x, T: tl.constexpr, BT: tl.constexpr, BX: tl.constexpr, CHANNEL: tl.constexpr, DOT: tl.constexpr,
+def channel_gate(
+    p_gate, p_bias, rate, lower_bound,
+    K: tl.constexpr, E: tl.constexpr, RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Σ_k x_i x_s e^{P_i − P_s} `[BX, BX]` where `b_seen` holds, 0 elsewhere."""
-    if CHANNEL:
-        b_scores = tl.zeros([BX, BX], dtype=tl.float32)
-        for t in range(T):
-            b_here = tl.sum(tl.where((o_x == t)[:, None], b_path, 0.0), axis=0)[None, :]
-            b_decayed = b_x * tl.exp(tl.minimum(b_here - b_path, 0.0))
-            b_k_row = tl.sum(b_decayed * tl.sum(tl.where((o_x == t)[:, None], b_x, 0.0), axis=0)[None, :], axis=1)
-            b_q_row = tl.sum(b_decayed * tl.sum(tl.where((o_x == BT + t)[:, None], b_x, 0.0), axis=0)[None, :], axis=1)
-            b_scores = tl.where((o_x == t)[:, None], b_k_row[None, :], b_scores)
-            b_scores = tl.where((o_x == BT + t)[:, None], b_q_row[None, :], b_scores)
-        b_scores = tl.where(b_seen, b_scores, 0.0)
+    """The same of one token, `[K]`: a vector over all threads, where a row of a tile would be one over four."""
+    o_k = order(K, E)
+    b_gate = tl.load(p_gate + o_k).to(tl.float32)
+    if RAW:
+        b_bias = 0.0
+        if HAS_BIAS:
+            b_bias = tl.load(p_bias + o_k).to(tl.float32)
+        b_gate = activate_gate(b_gate, b_bias, rate, lower_bound, 0.0, 0.0, True, BOUNDED)
+    return b_gate
+
+
+@triton.jit
+def above_mask(p_ancestors, o_x, T: tl.constexpr, BT: tl.constexpr, TREE: tl.constexpr):
+    """`[BX, BX]`: the token of key s (column) is the token of row x or an ancestor of it."""
+    o_t = o_x % BT
+    if TREE:
+        p_above = p_ancestors + o_t[:, None] * T + o_t[None, :]
+        b_above = tl.load(p_above, mask=(o_t < T)[:, None] & (o_t < T)[None, :], other=0) != 0
     else:
-        b_decay = tl.exp(tl.where(b_seen, b_path - tl.trans(b_path), float("-inf")))
-        b_scores = tl.dot(b_x, tl.trans(b_x), input_precision=DOT) * b_decay
+        b_above = o_t[:, None] >= o_t[None, :]
+    return b_above & (o_x < BT)[None, :]
+
+
+@triton.jit
+def head_path(b_above, b_g, T: tl.constexpr):
+    """Log decay `[BX]` from the end of the history to each row: the sum of `b_g` over its path."""
+    b_path = b_g
+    if T > 1:
+        b_path = tl.sum(tl.where(b_above, b_g[None, :], 0.0), axis=1)
+    return b_path
+
+
+@triton.jit
+def channel_path(b_above, b_g, o_x, T: tl.constexpr):
+    """The same per channel: `[BX, K]`."""
+    b_path = tl.zeros_like(b_g)
+    for t in tl.static_range(T):
+        b_row = tl.sum(tl.where((o_x == t)[:, None], b_g, 0.0), axis=0)
+        b_sees = tl.sum(tl.where((o_x == t)[None, :] & b_above, 1.0, 0.0), axis=1)
+        b_path += b_sees[:, None] * b_row[None, :]
+    return b_path
+
+
+@triton.jit
+def channel_pairs(b_x, b_path, o_x, BX: tl.constexpr, T: tl.constexpr):
+    """Σ_k x_k s_k e^{P_x − P_s} `[BX, BX]` for row x and key s, decay per channel; where P_x ≤ P_s."""
+    b_scores = tl.zeros([BX, BX], dtype=tl.float32)
+    for t in tl.static_range(T):
+        b_is = (o_x == t)[:, None]
+        b_here = tl.sum(tl.where(b_is, b_path, 0.0), axis=0)[None, :]
+        b_key = tl.sum(tl.where(b_is, b_x, 0.0), axis=0)[None, :]
+        b_column = tl.sum(b_x * b_key * tl.exp(tl.minimum(b_path - b_here, 0.0)), axis=1)
+        b_scores = tl.where((o_x == t)[None, :], b_column[:, None], b_scores)
     return b_scores

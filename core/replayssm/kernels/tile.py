@@ -1,0 +1,72 @@
+"""Tiles of numbers along K in registers, in the order in which the tensor cores want them.
+
+A sum over k does not care in which order it runs. A warp loads a tile `[N, C]` as `[N, M, 4 E]`: eight rows at a time, four
+neighbouring threads on one row, E adjacent numbers a thread (16 bytes of state). A product wants, from the same four
+threads, pairs of adjacent columns. `flat` renames the columns so that what a thread has loaded is what it must hold:
+column (m, e, t, pair) of the operand is number (m, t, e, pair) of the row. No number changes its thread, so a tile goes
+from memory into a product, out of an accumulator and back to memory without shared memory. Everything that meets
+in a sum over k (state, keys, queries, gates by channel) is loaded by `load_rows` with one E and flattened.
+
+It holds for programs of one warp, the shape that all tables choose; with more warps a tile passes through shared memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def columns(C: tl.constexpr, E: tl.constexpr):
+    """Offsets `[1, M, 4 E]` of C adjacent numbers."""
+    o_m = tl.arange(0, C // (4 * E)) * (4 * E)
+    # Four threads a row: without the hint a tile of 16-bit numbers would go two to a row.
+    o_e = tl.max_contiguous(tl.arange(0, 4 * E), [E])
+    return (o_m[:, None] + o_e[None, :])[None, :, :]
+
+
+@triton.jit
+def load_rows(p_rows, b_live, C: tl.constexpr, E: tl.constexpr):
+    """C numbers at each pointer of `p_rows [N]` → `[N, M, 4 E]` fp32; rows that are not live are 0."""
+    p = p_rows[:, None, None] + columns(C, E)
+    return tl.load(p, mask=b_live[:, None, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(p_rows, b_x, b_live, C: tl.constexpr, E: tl.constexpr):
+    """`[N, M, 4 E]` → C numbers at each live pointer of `p_rows [N]`."""
+    p = p_rows[:, None, None] + columns(C, E)
+    tl.store(p, b_x.to(p_rows.dtype.element_ty), mask=b_live[:, None, None])
+
+
+@triton.jit
+def load_row(p_row, C: tl.constexpr, E: tl.constexpr):
+    """C numbers at one pointer → `[1, C]` fp32."""
+    o_one = tl.arange(0, 1)
+    return flat(load_rows(p_row + o_one, o_one < 1, C, E))
+
+
+@triton.jit
+def order(K: tl.constexpr, E: tl.constexpr):
+    """Which number of a row each column of `flat` is: `[K]`."""
+    o_k = tl.arange(0, K)
+    return o_k // (4 * E) * (4 * E) + o_k // 2 % 4 * E + o_k // 8 % (E // 2) * 2 + o_k % 2
+
+
+@triton.jit
+def flat(b_x):
+    """`[N, M, 4 E]` as loaded → `[N, C]` as products take it."""
+    N: tl.constexpr = b_x.shape[0]
+    M: tl.constexpr = b_x.shape[1]
+    E: tl.constexpr = b_x.shape[2] // 4
+    b_split = tl.reshape(b_x, [N, M, 4, E // 2, 2])
+    return tl.reshape(tl.permute(b_split, (0, 1, 3, 2, 4)), [N, M * 4 * E])
+
+
+@triton.jit
+def unflat(b_x, E: tl.constexpr):
+    """The inverse of `flat`."""
+    N: tl.constexpr = b_x.shape[0]
+    M: tl.constexpr = b_x.shape[1] // (4 * E)
+    b_split = tl.reshape(b_x, [N, M, E // 2, 4, 2])
+    return tl.reshape(tl.permute(b_split, (0, 1, 3, 2, 4)), [N, M, 4 * E])
