@@ -40,7 +40,8 @@ def round_to_grid(b_x, b_noise, MANTISSA: tl.constexpr, MIN_EXPONENT: tl.constex
     b_bits = tl.abs(b_x).to(tl.int32, bitcast=True)
     b_exponent = tl.maximum((b_bits >> 23) - 127, MIN_EXPONENT) - MANTISSA
     b_step = ((b_exponent + 127) << 23).to(tl.float32, bitcast=True)
-    b_quotient = b_x / b_step
+    # A power of two, and so is what divides by it.
+    b_quotient = b_x * ((127 - b_exponent) << 23).to(tl.float32, bitcast=True)
     b_below = tl.floor(b_quotient)
     return (b_below + tl.where(b_noise < b_quotient - b_below, 1.0, 0.0)) * b_step
 
