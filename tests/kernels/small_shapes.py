@@ -1,0 +1,48 @@
+"""Every kernel once on a small shape, for a memory checker: compute-sanitizer python small_shapes.py
+
+It checks nothing itself but that outputs are numbers; tests/conformance compares them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from replayssm import LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateLayout
+from replayssm.conformance.inputs import Source
+
+SLOTS, WINDOW = 5, 6
+PRECISIONS = [
+    PrecisionPolicy(),
+    PrecisionPolicy("bf16"),
+    PrecisionPolicy("fp16", stochastic_rounding=True),
+    PrecisionPolicy("fp8", stochastic_rounding=True),
+]
+
+
+def live(kind: LayerKind, precision: PrecisionPolicy, draft: int, device: torch.device) -> None:
+    """A state's life: steps with and without flush, padding, a tree, and every call on slots."""
+    layout = StateLayout(Recurrence(kind, 4, 2, 24, 32), SLOTS, WINDOW, draft, precision, torch.bfloat16)
+    source = Source(layout.recurrence, layout.activation, device, seed=0, raw=True)
+    state = ReplayState(layout, A=source.A, backend="triton", device=device)
+    state.load([3, 0, 1], source.states(3))
+    for step in range(4):
+        outputs = state.verify(source.tokens(4, draft), [3, -1, 0, 1])
+        assert bool(torch.isfinite(outputs).all())
+        state.commit([draft, 0, max(draft - step, 1), 1])
+    if draft > 1:
+        state.verify(source.tokens(1, draft), [1], parents=[[-1] + [0] * (draft - 1)])
+        state.commit_path([[0, draft - 1] + [-1] * (draft - 2)])
+    state.materialise([0], [2])
+    state.copy([3], [4])
+    state.flush([3, 1])
+    state.reset([4])
+    assert bool(torch.isfinite(state.state()).all())
+
+
+if __name__ == "__main__":
+    for chosen in LayerKind:
+        for policy in PRECISIONS:
+            for tokens in (1, 3, 6):
+                live(chosen, policy, tokens, torch.device("cuda"))
+    torch.cuda.synchronize()
+    print("done")
