@@ -45,4 +45,3 @@ if __name__ == "__main__":
             for tokens in (1, 3, 6):
                 live(chosen, policy, tokens, torch.device("cuda"))
     torch.cuda.synchronize()
-    print("done")
