@@ -10,7 +10,7 @@ import torch
 
 from replayssm.bench.ceilings import Ceilings
 from replayssm.bench.geometry import GEOMETRIES
-from replayssm.bench.results import Results, Row, git_ref, read_rows
+from replayssm.bench.results import Results, Row, read_rows
 from replayssm.bench.run import ordinary_state
 from replayssm.bench.scenario import Scenario, step_bytes, step_counts
 from replayssm.bench.settings import selection
@@ -18,6 +18,7 @@ from replayssm.bench.tables import markdown
 from replayssm.bench.timing import Machine, round_of
 from replayssm.cli import main
 from replayssm.errors import InputError
+from replayssm.records import git_ref
 from replayssm.steady import steady_state
 from replayssm.traffic import StateBytes
 

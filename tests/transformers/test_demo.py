@@ -15,7 +15,8 @@ from replayssm.cli import main
 from replayssm_transformers import evaluate
 from replayssm_transformers.bundled import model_path
 from replayssm_transformers.demo import command
-from replayssm_transformers.demo.subject import Request, Texts, encode, load_subject
+from replayssm_transformers.demo.subject import Request, Texts, load_subject
+from replayssm_transformers.loading import encode
 
 SHORT = ["--model", "gdn", "--tokens", "8", "--prompt-tokens", "32", "--preset", "exact", "--preset", "exact"]
 

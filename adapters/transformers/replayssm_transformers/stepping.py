@@ -25,6 +25,8 @@ class Stepper:
         self.model = model
         self.cache: Any = DynamicCache(config=self.model.config)
         parameters = inspect.signature(self.model.forward).parameters
+        # Given, because Bamba for one counts from 0 in each forward.
+        self._positions, self._seen = "position_ids" in parameters, 0
         self._cache_name = next(name for name in MODEL_CACHE_NAMES if name in parameters)
         if session_of(model) is not None:
             # Recording lets several tokens a step count as decode steps, not as a new piece of prompt.
@@ -33,7 +35,12 @@ class Stepper:
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Append `tokens [B, T]`, all accepted; next-token logits `[B, T, vocabulary]`."""
-        output = self.model(input_ids=tokens, use_cache=True, **{self._cache_name: self.cache})
+        options: dict[str, Any] = {self._cache_name: self.cache}
+        if self._positions:
+            where = torch.arange(self._seen, self._seen + tokens.shape[1], device=tokens.device)
+            options["position_ids"] = where.expand(len(tokens), -1)
+        output = self.model(input_ids=tokens, use_cache=True, **options)
+        self._seen += tokens.shape[1]
         for layer in self.cache.layers:
             if isinstance(layer, ReplayLayer):
                 layer.crop(0)

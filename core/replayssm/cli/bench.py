@@ -95,12 +95,13 @@ def _kernels(args: argparse.Namespace) -> int:
     from replayssm.bench.conventional import Implementation, verify
     from replayssm.bench.ordinary import OurOrdinary
     from replayssm.bench.peers import find_peers
-    from replayssm.bench.results import Results, ceiling_facts, circumstances
+    from replayssm.bench.results import Results, ceiling_facts
     from replayssm.bench.run import Measured, RedGateError, Run, gate, ordinary_kind, run_all
     from replayssm.bench.settings import selection
     from replayssm.bench.tables import header, line
     from replayssm.bench.timing import cuda_machine
     from replayssm.bench.workers import Workers
+    from replayssm.records import circumstances
 
     lists = {**chosen(args), "phase": args.phase}
     scenarios = selection(lists, window=args.window, acceptance=args.acceptance, quick=args.quick).scenarios()

@@ -36,12 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; the table is written after each operation."""
-    from replayssm.bench.results import circumstances
     from replayssm.bench.settings import selection
     from replayssm.bench.timing import cuda_machine
     from replayssm.bench.tuning import tune
     from replayssm.bench.workers import Workers
     from replayssm.kernels.tiles import gpu_of, table_folder
+    from replayssm.records import circumstances
 
     scenarios = selection(chosen(args), quick=args.quick).scenarios()
     search = parse_search(args.tries)
@@ -66,9 +66,9 @@ def parse_search(tries: Sequence[str]) -> Search:
     """
     from dataclasses import fields
 
-    from replayssm.bench.settings import split
     from replayssm.bench.tuning import LIKELY, Search
     from replayssm.kernels.tiles import Tiles
+    from replayssm.lists import split
 
     known = [field.name for field in fields(Tiles)]
     values = dict(LIKELY)
@@ -82,9 +82,9 @@ def parse_search(tries: Sequence[str]) -> Search:
 
 
 def _extend(out: Path, gpu: Gpu, entry: Entry, meta: Mapping[str, Any]) -> None:
-    from replayssm.bench.results import write_json
     from replayssm.bench.tuning import table_facts
     from replayssm.kernels.tiles import read_json
+    from replayssm.records import write_json
 
     known = read_json(out) if out.exists() else None
     write_json(out, table_facts(gpu, known, [entry], meta))

@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers.utils import logging as transformers_logging
 
 from replayssm import PRESETS, ReplayConfig, __version__
+from replayssm_transformers.arguments import read_text
 from replayssm_transformers.bundled import NAMES
-from replayssm_transformers.demo.checks import check_arguments, read_prompt
+from replayssm_transformers.demo.checks import check_arguments
 from replayssm_transformers.demo.measure import (
     DRAFTS,
     ModelReport,
@@ -25,9 +26,9 @@ from replayssm_transformers.demo.measure import (
     decode_with_drafts,
     measure_quality,
 )
-from replayssm_transformers.demo.plot import plot_quality
 from replayssm_transformers.demo.report import as_data, print_report
 from replayssm_transformers.demo.subject import Request, Subject, Texts, load_subject
+from replayssm_transformers.plot import plot_kl
 from replayssm_transformers.session import disable, enable
 
 HELP = "Decode real text with small trained hybrid models, ordinarily and with ReplaySSM, and show what changes."
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(reports[-1].decoding.text.strip()[:240], style="dim", markup=False)
     print_report(console, reports, _text_name(texts))
     if args.length:
-        plot_quality(reports, args.plot)
+        plot_kl({report.name: report.quality for report in reports}, args.plot)
         console.print(f"plot: {args.plot}")
     seconds = time.perf_counter() - started
     if args.json is not None:
@@ -106,7 +107,7 @@ def _measure(console: Console, args: argparse.Namespace, subject: Subject) -> Mo
     presets = _presets(args)
     config = ReplayConfig(window=args.window, max_draft=DRAFTS + 1)
     length = 0 if tokens is None else tokens.shape[1]
-    total = 2 * args.tokens + length * (1 + len(presets))
+    total = 2 * args.tokens + length
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -121,7 +122,9 @@ def _measure(console: Console, args: argparse.Namespace, subject: Subject) -> Mo
         bar.update(task, advance=args.tokens, description=f"{name}: KL over length")
         quality = {}
         if tokens is not None:
-            quality = measure_quality(model, tokens, presets, args.window, lambda n: bar.advance(task, n))
+            quality = measure_quality(
+                model, tokens, presets, args.window, lambda n: bar.advance(task, n * (1 + len(presets)))
+            )
         bar.update(task, completed=total, description=name)
     return ModelReport(
         name=name,
@@ -149,7 +152,7 @@ def describe_layers(model: Any, config: ReplayConfig) -> list[str]:  # noqa: ANN
 def _texts(args: argparse.Namespace) -> Texts:
     if args.prompt_file is None:
         return Texts.bundled()
-    text = read_prompt(args.prompt_file)
+    text = read_text("--prompt-file", args.prompt_file)
     return Texts(text, text, f"--prompt-file={str(args.prompt_file)!r}", heldout=False)
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from replayssm import PrecisionPolicy, ReplayConfig
-from replayssm_transformers.evaluate import Divergence, policy_divergence, reference_logits
+from replayssm_transformers.divergence import Divergence
+from replayssm_transformers.evaluate import Comparison
 from replayssm_transformers.session import Session, disable, enable
 
 DRAFTS = 4
@@ -106,12 +107,11 @@ def measure_quality(
     window: int,
     progress: Callable[[int], None],
 ) -> dict[str, Divergence]:
-    """KL to the fp32 recurrence over `tokens [B, L]` for each preset."""
-    reference = reference_logits(model, tokens, progress)
-    return {
-        preset: policy_divergence(model, tokens, reference, PrecisionPolicy.preset(preset), window, progress)
-        for preset in presets
-    }
+    """KL to the fp32 recurrence over `tokens [B, L]` for each preset; `progress` is told of the predictions done."""
+    comparison = Comparison(model, tokens, {name: PrecisionPolicy.preset(name) for name in presets}, window)
+    for count in comparison.run():
+        progress(count)
+    return comparison.results()
 
 
 def _enabled(

@@ -9,9 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from replayssm_transformers.demo.measure import ModelReport
-from replayssm_transformers.evaluate import Divergence
-
-BINS = 16
 
 
 def print_report(console: Console, reports: list[ModelReport], text: str) -> None:
@@ -34,21 +31,7 @@ def as_data(report: ModelReport) -> dict[str, Any]:
         },
         "decoding": asdict(report.decoding),
         "speculation": asdict(report.speculation),
-        "quality": {preset: _quality_data(divergence) for preset, divergence in report.quality.items()},
-    }
-
-
-def _quality_data(divergence: Divergence) -> dict[str, Any]:
-    position, kl = divergence.by_length(BINS)
-    slope, error = divergence.slope(BINS)
-    return {
-        "predictions": len(divergence.kl),
-        "mean_kl": divergence.mean,
-        "same_top_token": divergence.same_top,
-        "slope_per_1k_tokens": slope,
-        "slope_standard_error": error,
-        "position": position.tolist(),
-        "kl": kl.tolist(),
+        "quality": {preset: divergence.as_data() for preset, divergence in report.quality.items()},
     }
 
 

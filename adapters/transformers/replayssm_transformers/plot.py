@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from replayssm_transformers.demo.measure import ModelReport
-from replayssm_transformers.demo.report import BINS
+from replayssm_transformers.divergence import BINS, Divergence
 
 FLOOR = 1e-12
 """Smallest KL that is drawn: a logarithmic axis has no 0."""
 
 
-def plot_quality(reports: list[ModelReport], path: Path) -> None:
+def plot_kl(panels: Mapping[str, Mapping[str, Divergence]], path: Path) -> None:
     """One panel a model, one line a policy, KL on a logarithmic axis; written to `path` as PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(reports), figsize=(4.6 * len(reports), 3.6), sharey=True, squeeze=False)
-    for axis, report in zip(axes[0], reports, strict=True):
-        for preset, divergence in report.quality.items():
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.6), sharey=True, squeeze=False)
+    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+        for name, divergence in curves.items():
             position, kl = divergence.by_length(BINS)
-            axis.semilogy(position, kl.clamp(min=FLOOR), marker="o", markersize=3, label=preset)
-        axis.set_title(report.name)
+            axis.semilogy(position, kl.clamp(min=FLOOR), marker="o", markersize=3, label=name)
+        axis.set_title(title)
         axis.set_xlabel("tokens")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("KL to the fp32 recurrence (nats)")
