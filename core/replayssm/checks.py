@@ -113,7 +113,7 @@ def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device)
     if not isinstance(inputs, TokenInputs):
         raise InputError(f"inputs is a {type(inputs).__name__}; expected TokenInputs")
     if not isinstance(inputs.v, Tensor) or inputs.v.dim() != 4:
-        raise InputError(f"inputs.v must be [B, T, H, V], got {_describe(inputs.v)}")
+        raise InputError(f"inputs.v must be [B, T, H, V], got {describe(inputs.v)}")
     batch, draft = inputs.batch, inputs.draft
     expected = {
         "q": (batch, draft, r.groups, r.key_dim),
@@ -134,7 +134,7 @@ def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device)
     if inputs.z is not None:
         _check_tensor("z", inputs.z, expected["v"], device)
     if inputs.D is not None and not (isinstance(inputs.D, Tensor) and inputs.D.is_floating_point()):
-        raise InputError(f"inputs.D must be a floating-point tensor, got {_describe(inputs.D)}")
+        raise InputError(f"inputs.D must be a floating-point tensor, got {describe(inputs.D)}")
     if inputs.D is not None and tuple(inputs.D.shape) not in ((r.heads,), (r.heads, r.value_dim)):
         raise InputError(
             f"inputs.D has shape {tuple(inputs.D.shape)}; expected ({r.heads},) or ({r.heads}, {r.value_dim})"
@@ -175,7 +175,8 @@ def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], devi
         raise InputError(f"inputs.{name} is on {tensor.device}; the state is on {device}")
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
+    """Shape and dtype of a tensor, the type of anything else."""
     return f"shape {tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
@@ -239,7 +240,7 @@ def check_state(layout: StateLayout, state: Tensor, count: int, device: torch.de
     _refuse_host_values("state", state, device)
     expected = (count, *layout.recurrence.state_shape)
     if not isinstance(state, Tensor) or state.is_meta:
-        raise InputError(f"state is {_describe(state)}; expected a tensor with values of shape {expected}")
+        raise InputError(f"state is {describe(state)}; expected a tensor with values of shape {expected}")
     if tuple(state.shape) != expected or not state.is_floating_point():
         raise InputError(
             f"state is {tuple(state.shape)} {state.dtype}; expected {expected} of a float dtype ([n, H, V, K])"

@@ -10,6 +10,7 @@ no records and gets none, so a padded row never folds and never commits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -60,7 +61,11 @@ class StepPlan:
 
     @cached_property
     def compacted(self) -> StepPlan:
-        """The plan without its rows of padding. Waits for the device, once a plan."""
+        """`without_padding`, once a plan: not for a plan that the replay of a graph rewrites."""
+        return self.without_padding()
+
+    def without_padding(self) -> StepPlan:
+        """The plan, as it stands now, without its rows of padding. Waits for the device."""
         real = (self.slots != PAD_SLOT).nonzero()[:, 0]
         if len(real) == len(self.slots):
             return self
@@ -140,6 +145,12 @@ class Cursors:
         self.padded["position"][slots] = torch.as_tensor(position, dtype=torch.int32, device=self.position.device)
         self.padded["limit"][slots] = first_limits(self.policy, self.window, self.max_draft, slots)
 
+    def restore(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Set every cursor of `slots [n]` to `values [n]`, as they were read from other cursors."""
+        self.changes += 1
+        for name in self.NAMES:
+            getattr(self, name)[slots] = values[name]
+
     def plan(
         self,
         slots: Tensor,
@@ -177,14 +188,22 @@ class Cursors:
             ticket=(id(self), self.changes),
         )
 
+    def check_owner(self, plan: StepPlan) -> None:
+        """Check that the plan was made from these cursors.
+
+        Raises:
+            StepError: it was made from others.
+        """
+        if plan.ticket[0] != id(self):
+            raise StepError("the plan was made from the cursors of another state; plan on the state that settles it")
+
     def check_plan(self, plan: StepPlan) -> None:
         """Check that nothing moved since the plan was made.
 
         Raises:
             StepError: the plan is of other cursors, or slots were loaded, stepped, committed or copied since.
         """
-        if plan.ticket[0] != id(self):
-            raise StepError("the plan was made from the cursors of another state; plan on the state that settles it")
+        self.check_owner(plan)
         if plan.ticket[1] != self.changes:
             raise StepError("the plan is stale: the cursors changed since it was made; plan the step again")
 

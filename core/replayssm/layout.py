@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -115,6 +116,8 @@ class StateLayout:
             InputError: a buffer is missing, of the wrong shape, dtype or device, its inner dimensions are not contiguous,
                 or its slots overlap.
         """
+        if not isinstance(buffers, Mapping):
+            raise InputError(f"buffers is a {type(buffers).__name__}; expected a mapping of names to tensors")
         homes: dict[int, str] = {}
         for spec in self.buffers:
             buffer = buffers.get(spec.name)
@@ -123,6 +126,10 @@ class StateLayout:
                     f"buffers lack {spec.name!r} ({spec.role}), shape [slots, {', '.join(map(str, spec.shape))}]"
                 )
             expected = (self.slots, *spec.shape)
+            if not isinstance(buffer, Tensor):
+                raise InputError(
+                    f"buffer {spec.name!r} is a {type(buffer).__name__}; expected a tensor of shape {expected}"
+                )
             if tuple(buffer.shape) != expected or buffer.dtype != spec.dtype:
                 raise InputError(
                     f"buffer {spec.name!r} is {tuple(buffer.shape)} {buffer.dtype}; expected {expected} {spec.dtype}"

@@ -73,8 +73,7 @@ def load_slots(state: ReplayState, slots: SlotsLike, path: str | os.PathLike[str
         raise InputError(f"slots has {len(index)} entries; {path} holds {count} slots")
     for name, buffer in state.layer.buffers.items():
         buffer[index] = tensors[name].to(state.device)
-    for name in Cursors.NAMES:
-        getattr(state.cursors, name)[index] = tensors[_CURSOR + name].to(state.device)
+    state.cursors.restore(index, {name: tensors[_CURSOR + name].to(state.device) for name in Cursors.NAMES})
 
 
 def _read(path: Path, layout: StateLayout) -> dict[str, Tensor]:

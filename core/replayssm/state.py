@@ -84,13 +84,13 @@ class ReplayState:
         if meter is not None:
             meter.place(device)
         self.backend = load_backend(name)
-        self.flush_policy = flush or FlushPolicy()
         memory = layout.allocate(device) if buffers is None else buffers
         seeds = torch.tensor([seed], dtype=torch.int64, device=device)
         self.layer = LayerState(layout, memory, _decay_rates(layout, A, device), seeds)
         self.cursors = cursors or self.backend.cursors(
-            layout.slots, layout.rows, layout.window, layout.max_draft, self.flush_policy, device
+            layout.slots, layout.rows, layout.window, layout.max_draft, flush or FlushPolicy(), device
         )
+        self.flush_policy = self.cursors.policy
         self._open: StepPlan | None = None
 
     # Writing states.
@@ -171,7 +171,8 @@ class ReplayState:
 
     def decode(self, inputs: TokenInputs, slots: SlotsLike) -> Tensor:
         """One token a row, accepted at once: inputs with T = 1 → outputs `[B, 1, H, V]` in the dtype of v."""
-        if inputs.v.dim() == 4 and inputs.draft != 1:
+        checks.check_inputs(self.layout, inputs, self.device)
+        if inputs.draft != 1:
             raise InputError(f"decode takes T=1 token a row, got T={inputs.draft}; use verify for drafts")
         out = self.verify(inputs, slots)
         self.commit(1)
@@ -266,13 +267,14 @@ class ReplayState:
             plan: the step, when it is not the last one that this state settled (a replayed graph, for one).
 
         Raises:
-            StepError: no step has run.
+            StepError: no step has run, or the plan is of other cursors.
             InputError: more tokens than the row drafted, or after a tree step tokens that are not a path of the tree.
         """
         plan = plan or self._last_step("commit")
+        self.cursors.check_owner(plan)
         taken = checks.check_counts("accepted", accepted, plan.slots.shape, self.device)
         if self._checks_values:
-            real = plan.compacted
+            real = plan.without_padding()
             checks.check_range("accepted", taken[real.rows], real.lengths, "the row's new tokens")
             check_prefix(taken[real.rows], real.ancestors, real.lengths)
         self._commit(plan, taken)
@@ -283,7 +285,7 @@ class ReplayState:
         The other layers that share the cursors need `compact` before.
 
         Raises:
-            StepError: no tree step awaits a commit.
+            StepError: no tree step awaits a commit, or the plan is of other cursors.
             InputError: a path that is not in the tree.
         """
         plan = plan or self._last_step("commit_path")
@@ -310,13 +312,14 @@ class ReplayState:
         self.cursors.settle(plan)
 
     def _compact(self, plan: StepPlan, path: Tensor | Sequence[Sequence[int]]) -> Tensor:
+        self.cursors.check_owner(plan)
         if plan.ancestors is None:
             raise StepError("commit_path needs a step with parents; use commit for a chain of drafts")
         tokens = checks.integers("path", path, self.device)
         if tokens.dim() != 2 or len(tokens) != plan.batch:
             raise InputError(f"path must be [{plan.batch}, P] integers, got shape {tuple(tokens.shape)}")
         if self._checks_integers:
-            real = plan.compacted
+            real = plan.without_padding()
             assert real.ancestors is not None
             check_path(tokens[real.rows], real.ancestors, real.lengths)
         # Rows committed, flushed or reset since have nothing pending: moving their records would tear them.
@@ -406,8 +409,8 @@ def _decay_rates(layout: StateLayout, A: Tensor | None, device: torch.device) ->
         return None
     if A is None:
         raise InputError(f"A is missing: Mamba-2 needs its decay rates [{recurrence.heads}], all below 0")
-    if tuple(A.shape) != (recurrence.heads,) or bool((A >= 0).any()) or not bool(torch.isfinite(A).all()):
-        raise InputError(
-            f"A must be [{recurrence.heads}] finite and below 0, got shape {tuple(A.shape)}, max {A.max():.3g}"
-        )
+    if not isinstance(A, Tensor) or tuple(A.shape) != (recurrence.heads,) or not A.is_floating_point():
+        raise InputError(f"A must be a float tensor [{recurrence.heads}], got {checks.describe(A)}")
+    if bool((A >= 0).any()) or not bool(torch.isfinite(A).all()):
+        raise InputError(f"A must be finite and below 0, got {A.tolist()}")
     return A.detach().to(device, torch.float64 if A.dtype == torch.float64 else torch.float32)

@@ -53,6 +53,17 @@ def test_unknown_command(capsys):
     assert "unknown command 'fold'; expected one of bench, capabilities" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["bench", "kernels"], ["tune"]])
+def test_a_missing_package_is_said_in_a_line(arguments):
+    """In a process of its own, whose modules nothing else has loaded."""
+    block = "import sys; sys.modules['triton'] = None; from replayssm.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", block, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "triton" in done.stderr
+    assert "replayssm doctor" in done.stderr
+
+
 def test_every_public_name_resolves():
     assert set(replayssm.__all__) <= set(dir(replayssm))
     assert all(getattr(replayssm, name) is not None for name in replayssm.__all__)

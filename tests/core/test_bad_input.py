@@ -368,9 +368,12 @@ def test_decay_rates_of_mamba2():
     layout = StateLayout(recurrence_of(LayerKind.MAMBA2), 2)
     for A, match in (
         (None, "A is missing"),
-        (-torch.ones(3), r"A must be \[4\]"),
+        (-torch.ones(3), r"A must be a float tensor \[4\]"),
         (torch.tensor([-1.0, -1, 0, -1]), "below 0"),
         (torch.tensor([-1.0, NAN, -1, -1]), "finite"),
+        (torch.empty(0), r"A must be .* \[4\]"),
+        ([-1.0, -1.0, -1.0, -1.0], "A must be .* got list"),
+        (-torch.ones(4, dtype=torch.complex64), "A must be a float tensor"),
     ):
         with pytest.raises(InputError, match=match):
             ReplayState(layout, A=A)
@@ -389,6 +392,7 @@ def test_foreign_buffers():
     wide = torch.zeros(3, 4, 4, 32)
     for name, value, match in (
         ("checkpoint", None, "buffers lack 'checkpoint'"),
+        ("checkpoint", [0.0], "'checkpoint' is a list; expected a tensor"),
         ("checkpoint", good["checkpoint"].double(), r"'checkpoint' is .*float64; expected .*float32"),
         ("checkpoint", good["checkpoint"][:2], r"'checkpoint' is \(2, 4, 4, 16\)"),
         ("checkpoint", wide[..., ::2], "'checkpoint': the dimensions inside a slot must be contiguous"),
@@ -521,3 +525,13 @@ def test_checks_of_values_can_be_left_out():
     state.verify(source.tokens(1, 2), [1])
     state.commit(9)
     assert state.cursors.committed.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("inputs", [None, {"q": 1}])
+def test_decode_of_what_are_no_inputs(inputs):
+    Bench().refuses(lambda s: s.decode(inputs, [0, 3]), "expected TokenInputs")
+
+
+def test_buffers_that_are_no_mapping():
+    with pytest.raises(InputError, match="buffers is a list; expected a mapping"):
+        ReplayState(StateLayout(recurrence_of(), 2), buffers=[])

@@ -136,6 +136,43 @@ def test_commit_of_an_older_plan(state):
     assert state.cursors.committed.tolist() == [1, 3, 0, 0]
 
 
+def test_commit_refuses_a_plan_of_other_cursors(state):
+    other = ReplayState(LAYOUT)
+    plan = other.plan(tokens(1, 2), [0])
+    other.settle(plan)
+    tree = other.plan(tokens(1, 2), [0], parents=[[-1, -1]])
+    state.verify(tokens(1, 2), [0])
+    for call in (
+        lambda: state.commit(2, plan),
+        lambda: state.compact(tree, [[1]]),
+        lambda: state.commit_path([[1]], tree),
+    ):
+        with pytest.raises(StepError, match="another state"):
+            call()
+    assert state.cursors.committed.tolist() == [0, 0, 0, 0]
+
+
+def test_commit_reads_a_plan_as_it_stands(state):
+    """The replay of a graph rewrites the plan that was captured; a commit after it is of the rows of that replay."""
+    plan = state.plan(tokens(2, 3), [0, -1], lengths=[1, 1])
+    state.settle(plan)
+    state.commit(1, plan)
+    plan.slots.copy_(torch.tensor([0, 1]))
+    plan.lengths.copy_(torch.tensor([2, 3]))
+    plan.committed.copy_(torch.tensor([1, 0]))
+    state.cursors.settle(plan)
+    with pytest.raises(InputError, match=r"accepted=\[2, 4\]"):
+        state.commit([2, 4], plan)
+    state.commit([2, 3], plan)
+    assert state.cursors.committed.tolist() == [3, 3, 0, 0]
+
+
+def test_the_flush_policy_is_that_of_the_cursors():
+    first = ReplayState(LAYOUT, flush=FlushPolicy.staggered())
+    assert ReplayState(LAYOUT, cursors=first.cursors).flush_policy == FlushPolicy.staggered()
+    assert first.select([1]).flush_policy == FlushPolicy.staggered()
+
+
 def test_plan_keeps_padding_in_the_batch(state):
     plan = state.plan(tokens(3, 2), [-1, 2, -1], lengths=[9, 1, 0])
     assert (plan.rows.tolist(), plan.slots.tolist(), plan.lengths.tolist()) == ([0, 1, 2], [-1, 2, -1], [0, 1, 0])

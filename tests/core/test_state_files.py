@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from replayssm import LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateFileError, StateLayout
+from replayssm import LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateFileError, StateLayout, StepError
 from replayssm.conformance.inputs import Source
 from replayssm.conformance.memory import bits
 from replayssm.cursors import Cursors
@@ -52,6 +52,15 @@ def test_restored_slots_continue_bit_for_bit(kind, tmp_path):
         for one in (other, state):
             one.commit([1, 3])
     assert not (tmp_path / "slots.safetensors.partial").exists()
+
+
+def test_a_plan_made_before_a_restore_is_stale(tmp_path):
+    state, source = mid_window(layout_of())
+    save_slots(state, [3, 0], tmp_path / "slots.safetensors")
+    plan = state.plan(source.tokens(1, 1), [0])
+    load_slots(state, [0, 3], tmp_path / "slots.safetensors")
+    with pytest.raises(StepError, match="stale"):
+        state.settle(plan)
 
 
 @pytest.fixture

@@ -70,6 +70,9 @@ def _run(command: Command, args: argparse.Namespace, name: str) -> int:
     except ReplaySSMError as error:
         print(f"replayssm {name}: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        print(f"replayssm {name}: {error}; {_remedy(name)}", file=sys.stderr)
+        return 2
 
 
 def _remedy(name: str) -> str:
