@@ -121,6 +121,29 @@ def test_stopping_early_keeps_what_is_measured():
     }
 
 
+def test_interruption_inside_a_step_leaves_no_policy_ahead(monkeypatch):
+    comparison = Comparison(
+        tiny(KINDS["gdn"]), prompt(200), {"exact": PRESETS["exact"], "dual-fp8": PRESETS["dual-fp8"]}
+    )
+    steps = comparison.run()
+    done = next(steps) + next(steps)
+    add, calls = evaluate._Scores.add, []
+
+    def interrupted(self, *args):
+        calls.append(self)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        add(self, *args)
+
+    monkeypatch.setattr(evaluate._Scores, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    results = comparison.results()
+    assert {len(result.position) for result in results.values()} == {done}
+    assert results["exact"].cross_entropy == pytest.approx(comparison.reference_cross_entropy(), abs=1e-4)
+    assert patch.installed() == {}
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_twins_share_every_weight(name):
     model = tiny(name)

@@ -133,12 +133,16 @@ class Comparison:
 
     def results(self) -> dict[str, Divergence]:
         """What is measured so far, by policy; empty before the first step."""
-        done = min([scores.count for scores in self._scores.values()], default=0)
+        done = self._done()
         return {name: scores.divergence(done) for name, scores in self._scores.items()} if done else {}
 
     def reference_cross_entropy(self) -> float:
         """Mean −log probability of the text's own tokens under the ordinary recurrence, so far."""
-        return self._ordinary.divergence().cross_entropy
+        return self._ordinary.divergence(self._done()).cross_entropy
+
+    def _done(self) -> int:
+        """Predictions that all have made: an interruption may come between two policies of a step."""
+        return min(scores.count for scores in (self._ordinary, *self._scores.values()))
 
 
 def share_weights(model: nn.Module) -> nn.Module:
