@@ -138,6 +138,23 @@ def test_what_is_no_table(facts):
         Table.parse(facts, "here")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"checkpoint": "fp33"}, "checkpoint='fp33' of an operation is unknown"),
+        ({"draft": 0}, "draft=0 of an operation must be a whole number"),
+        ({"tiles": {"value": 24}}, "value=24 of a launch shape must be a power of two"),
+        ({"tiles": {"value": "a"}}, "value='a' of a launch shape"),
+        ({"tiles": {"value": 16, "warps": 3}}, "warps=3 of a launch shape must be 1, 2, 4 or 8"),
+        ({"tiles": {"value": 16, "registers": 8}}, "registers=8 of a launch shape"),
+    ],
+)
+def test_a_table_with_an_impossible_entry(change, words):
+    entry = {**entry_of(BASE, A), **change}
+    with pytest.raises(InputError, match=f"here is not a table of launch shapes: InputError: {words}"):
+        Table.parse({"gpu": "x", "capability": 90, "entries": [entry]}, "here")
+
+
 def test_tables_merge():
     first = table_facts(H200, None, [Entry(BASE, A, 2.0), Entry(replace(BASE, batch=1), B, 1.0)], {"git": "a"})
     second = table_facts(H200, first, [Entry(BASE, C, 1.5)], {"git": "b"})

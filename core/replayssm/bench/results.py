@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replayssm.bench.ceilings import Ceilings
 from replayssm.errors import InputError
 from replayssm.records import write_json
+
+if TYPE_CHECKING:
+    from replayssm.bench.ceilings import Ceilings
 
 
 @dataclass(frozen=True)

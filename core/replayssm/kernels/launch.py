@@ -40,6 +40,7 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
         BV=tiles.value,
         TILES=count,
         num_warps=tiles.warps,
+        # Pipelined, tiles would pass through shared memory, and take the L1 cache from all the rest.
         num_stages=1,
         maxnreg=tiles.registers or None,
     )

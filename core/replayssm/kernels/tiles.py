@@ -22,11 +22,15 @@ import torch
 
 from replayssm.errors import InputError
 from replayssm.layout import StateLayout
+from replayssm.recurrence import LayerKind
 
 ENVIRONMENT = "REPLAYSSM_TILES"
 """Names a table file of one's own, asked before those of the package."""
+BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
+ROW_CHOICES = (16, 32, 64, 128)
 ROWS, REGISTERS, PROGRAMS = 16, 168, 1024
-"""The rule where no table is: rows of V a tile, registers a thread, programs that fill a GPU."""
+"""Formats and their widths; what a tile's rows may be; and the rule where no table is: rows of V a tile, registers a thread,
+programs that fill a GPU."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,26 @@ class Tiles:
         warps: of a program.
         count: tiles that a program walks over, 0 for all of a head.
         registers: a thread's limit, 0 for none; a limit keeps more programs in flight and spills in flush rows.
+
+    Raises:
+        InputError: a value that no kernel can be launched with.
     """
 
     value: int
     warps: int = 1
     count: int = 0
     registers: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed, words in (
+            ("value", ROW_CHOICES, "a power of two from 16 to 128"),
+            ("warps", (1, 2, 4, 8), "1, 2, 4 or 8"),
+            ("count", range(1025), "0 (a whole head) to 1024"),
+            ("registers", (0, *range(24, 256)), "0 (no limit), or 24 to 255"),
+        ):
+            given = getattr(self, name)
+            if type(given) is not int or given not in allowed:
+                raise InputError(f"{name}={given!r} of a launch shape must be {words}")
 
     def parts(self, value_dim: int) -> tuple[int, int]:
         """Programs a head, and tiles of each."""
@@ -63,6 +81,9 @@ class Operation:
         read_copy: format of the read copy, or None.
         draft: T.
         batch: rows of the step.
+
+    Raises:
+        InputError: a number below 1, or an unknown name.
     """
 
     layer: str
@@ -73,6 +94,20 @@ class Operation:
     read_copy: str | None
     draft: int
     batch: int
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "value_dim", "key_dim", "draft", "batch"):
+            given = getattr(self, name)
+            if type(given) is not int or given < 1:
+                raise InputError(f"{name}={given!r} of an operation must be a whole number of at least 1")
+        names = {
+            "layer": list(LayerKind),
+            "checkpoint": [*BITS, *(f"{stem}-sr" for stem in BITS)],
+            "read_copy": [None, *BITS],
+        }
+        for name, allowed in names.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name}={getattr(self, name)!r} of an operation is unknown")
 
     @classmethod
     def of(cls, layout: StateLayout, draft: int, batch: int) -> Operation:
@@ -131,7 +166,7 @@ class Table:
             for entry in facts["entries"]:
                 tiles = {name: value for name, value in entry["tiles"].items() if name in shape}
                 entries.append((Operation(**{name: entry[name] for name in operation}), Tiles(**tiles)))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, InputError) as error:
             raise InputError(f"{where} is not a table of launch shapes: {type(error).__name__}: {error}") from None
         return cls(gpu, tuple(entries))
 
@@ -239,7 +274,6 @@ def _checkpoint_distance(one: str, other: str) -> float:
     """0 for the same format, less than 1 for another rounding of it, more by the ratio of widths."""
     if one == other:
         return 0.0
-    bits = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
     stems = [name.removesuffix("-sr") for name in (one, other)]
-    width = abs(math.log2(bits[stems[0]] / bits[stems[1]]))
+    width = abs(math.log2(BITS[stems[0]] / BITS[stems[1]]))
     return 2.0 * width + (0.5 if stems[0] == stems[1] else 0.75)
