@@ -100,13 +100,10 @@ class Operation:
             given = getattr(self, name)
             if type(given) is not int or given < 1:
                 raise InputError(f"{name}={given!r} of an operation must be a whole number of at least 1")
-        names = {
-            "layer": list(LayerKind),
-            "checkpoint": [*BITS, *(f"{stem}-sr" for stem in BITS)],
-            "read_copy": [None, *BITS],
-        }
-        for name, allowed in names.items():
-            if getattr(self, name) not in allowed:
+        formats = [*BITS, *(f"{stem}-sr" for stem in BITS)]
+        known = (("layer", [str(kind) for kind in LayerKind]), ("checkpoint", formats), ("read_copy", [None, *BITS]))
+        for name, names in known:
+            if getattr(self, name) not in names:
                 raise InputError(f"{name}={getattr(self, name)!r} of an operation is unknown")
 
     @classmethod
