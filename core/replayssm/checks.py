@@ -156,10 +156,16 @@ def _check_raw(layout: StateLayout, raw: RawGate, device: torch.device) -> None:
     for name, tensor, shape in (("dt_bias", raw.dt_bias, r.gate_shape), ("A_log", raw.A_log, (r.heads,))):
         if tensor is not None:
             _check_tensor(f"raw.{name}", tensor, shape, device)
-    if not isinstance(raw.dt_limit, tuple) or len(raw.dt_limit) != 2 or not 0 <= raw.dt_limit[0] <= raw.dt_limit[1]:
-        raise InputError(f"inputs.raw.dt_limit={raw.dt_limit} must be (low, high) with 0 ≤ low ≤ high")
-    if raw.lower_bound is not None and not (math.isfinite(raw.lower_bound) and raw.lower_bound < 0):
-        raise InputError(f"inputs.raw.lower_bound={raw.lower_bound!r} must be finite and below 0")
+    pair = isinstance(raw.dt_limit, tuple) and len(raw.dt_limit) == 2 and all(map(_is_number, raw.dt_limit))
+    if not pair or not 0 <= raw.dt_limit[0] <= raw.dt_limit[1]:
+        raise InputError(f"inputs.raw.dt_limit={raw.dt_limit!r} must be (low, high) with 0 ≤ low ≤ high")
+    bound = raw.lower_bound
+    if bound is not None and not (_is_number(bound) and math.isfinite(bound) and bound < 0):
+        raise InputError(f"inputs.raw.lower_bound={bound!r} must be finite and below 0")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:

@@ -91,6 +91,8 @@ class ReplayConfig:
         Raises:
             InputError: neither JSON nor a readable file, or a bad field.
         """
+        if not isinstance(text, str):
+            raise InputError(f"config is a {type(text).__name__}; expected JSON text or a path")
         if not text.lstrip().startswith("{"):
             try:
                 text = Path(text).read_text(encoding="utf-8")
@@ -113,7 +115,7 @@ class ReplayConfig:
 
 def _known(kind: type, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     names = [field.name for field in fields(kind)]
-    unknown = sorted(set(values) - set(names))
+    unknown = sorted(set(values) - set(names), key=str)
     if unknown:
         raise InputError(
             f"{where} has unknown field {', '.join(map(repr, unknown))}; expected some of {', '.join(names)}"

@@ -98,6 +98,7 @@ def test_not_finite_mamba2(name):
         ({"raw": RawGate(dt_bias=torch.ones(5))}, r"raw\.dt_bias has shape \(5,\)"),
         ({"raw": RawGate(dt_limit=(2.0, 1.0))}, r"dt_limit=\(2\.0, 1\.0\)"),
         ({"raw": RawGate(dt_limit=(NAN, 1.0))}, "dt_limit"),
+        ({"raw": RawGate(dt_limit=("a", "b"))}, "dt_limit"),
     ],
 )
 def test_weights_of_mamba2(extra, match):
@@ -112,6 +113,7 @@ def test_weights_of_mamba2(extra, match):
         (RawGate(A_log=torch.tensor([0.0, INF, 0, 0])), r"raw\.A_log holds NaN or infinity"),
         (RawGate(A_log=torch.zeros(4, 2)), r"raw\.A_log has shape"),
         (RawGate(A_log=torch.zeros(4), lower_bound=0.5), r"lower_bound=0\.5 must be finite and below 0"),
+        (RawGate(A_log=torch.zeros(4), lower_bound="a"), r"lower_bound='a' must be finite and below 0"),
         (RawGate(A_log=torch.zeros(4), dt_bias=torch.zeros(4)), r"raw\.dt_bias has shape"),
     ],
 )

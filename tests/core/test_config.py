@@ -17,6 +17,7 @@ def test_defaults_are_valid_and_exact():
     ("fields", "match"),
     [
         ({"windows": 8}, "config has unknown field 'windows'; expected some of window, max_draft"),
+        ({1: 8, "windows": 8}, "config has unknown field 1, 'windows'"),
         ({"window": 0}, "window=0"),
         ({"window": -3}, "window=-3"),
         ({"window": 257}, "window=257"),
@@ -44,6 +45,11 @@ def test_defaults_are_valid_and_exact():
 def test_bad_fields(fields, match):
     with pytest.raises(InputError, match=match):
         ReplayConfig.from_dict(fields)
+
+
+def test_text_that_is_none():
+    with pytest.raises(InputError, match="config is a NoneType; expected JSON text or a path"):
+        ReplayConfig.parse(None)
 
 
 def test_config_is_frozen():
