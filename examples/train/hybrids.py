@@ -1,4 +1,4 @@
-"""The three small hybrid models: their configurations and a start with slow decays."""
+"""The three small hybrid models: their configurations and a start with long and short memories."""
 
 import math
 
@@ -15,8 +15,9 @@ from transformers import (
 )
 
 LAYERS = ("mamba2", "gdn", "kda")
-SLOWEST_STEP = 1e-3
-FASTEST_STEP = {"mamba2": 1e-2, "gdn": 10**-1.5, "kda": 1e-1}
+SHORT_MEMORY = (2.0, 16.0)
+STEP = 1.0
+GATES = ("A_log", "dt_bias", "in_proj_a.weight", "f_a_proj.weight", "f_b_proj.weight")
 HIDDEN = 256
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 
@@ -24,14 +25,19 @@ RECURRENT, ATTENTION = "linear_attention", "full_attention"
 ROPE_THETA = 2000.0
 
 
-def build_model(layer: str, special: dict[str, int], vocab_size: int, seed: int) -> PreTrainedModel:
-    """Return a fresh fp32 model of kind `layer`; `special` holds the bos, eos and pad token ids."""
+def build_model(
+    layer: str, special: dict[str, int], vocab_size: int, seed: int, long_memory: tuple[float, float]
+) -> PreTrainedModel:
+    """Return a fresh fp32 model of kind `layer`; `special` holds the bos, eos and pad token ids.
+
+    `long_memory` is the range of decay times, in tokens, of the half of the heads that remember long.
+    """
     torch.manual_seed(seed)
     common = dict(vocab_size=vocab_size, hidden_size=HIDDEN, initializer_range=0.04, **special)
     model = {"mamba2": _nemotron_h, "gdn": _qwen3_5, "kda": _kimi_linear}[layer](common)
     for module in model.modules():
         if hasattr(module, "A_log"):
-            _start_slow(module, FASTEST_STEP[layer])
+            _start_memories(module, long_memory)
     return model
 
 
@@ -95,30 +101,42 @@ def _kimi_linear(common: dict) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def _start_slow(module: nn.Module, fastest: float) -> None:
-    """Spread the decay time 1/(A·dt) of a recurrent layer's gates from about 1000 tokens down.
+def _start_memories(module: nn.Module, long_memory: tuple[float, float]) -> None:
+    """Set the decay times 1/(A·dt) of a recurrent layer: the first half of its heads long, the others short.
 
-    `A_log` holds one entry a head; `dt_bias` one a head, or one a key channel (KDA). Every other head
-    starts at A = 1; step sizes dt spread evenly in the logarithm from SLOWEST_STEP to `fastest`.
+    `A_log` holds one entry a head; `dt_bias` one a head, or one a key channel (KDA). A head's fastest entry starts
+    at dt = STEP and A makes up the rest: dt, which follows the input, can then speed a long memory up by a small
+    factor only, and (Mamba-2) does not have to be small, and the head write little, for the memory to be long.
+    Neighbouring channels have similar times.
     """
     heads = module.A_log.numel()
-    rates = [1.0 if head % 2 == 0 else 2.0 ** (1 + (head // 2) % 4) for head in range(heads)]
-    module.A_log.copy_(torch.tensor(rates).log().view_as(module.A_log))
     gates = module.dt_bias.view(heads, -1)
-    low, high = math.log(SLOWEST_STEP), math.log(fastest)
-    if gates.shape[1] == 1:
-        steps = torch.linspace(low, high, (heads + 1) // 2).exp().repeat_interleave(2)[:heads].view(heads, 1)
-    else:
-        steps = torch.empty_like(gates).uniform_(low, high).exp()
+    halves = (
+        _spread(*long_memory, heads - heads // 2, gates.shape[1]),
+        _spread(*SHORT_MEMORY, heads // 2, gates.shape[1]),
+    )
+    times = torch.cat(halves)
+    fastest = times.amin(1, keepdim=True)
+    module.A_log.copy_(-(STEP * fastest).log().view_as(module.A_log))
+    steps = STEP * fastest / times
     # Inverse of softplus.
     gates.copy_(steps + torch.log(-torch.expm1(-steps)))
 
 
+def _spread(low: float, high: float, heads: int, channels: int) -> torch.Tensor:
+    """Return `[heads, channels]` from `low` to `high`, evenly in the logarithm, rising along both."""
+    times = torch.logspace(math.log10(low), math.log10(high), heads * channels)
+    return times.view(channels, heads).t()
+
+
 def parameter_groups(model: PreTrainedModel, weight_decay: float, gate_rate: float) -> list[dict]:
-    """Split parameters for AdamW: gates, norms and biases are never decayed; gates learn `gate_rate` as fast."""
+    """Split parameters for AdamW: gates, norms and biases are never decayed; gates learn `gate_rate` as fast.
+
+    The projection of the input to a decay gate is part of the gate, where it is a matrix of its own (GDN, KDA).
+    """
     matrices, vectors, gates = [], [], []
     for name, parameter in model.named_parameters():
-        if name.endswith(("A_log", "dt_bias")):
+        if name.endswith(GATES):
             gates.append(parameter)
         else:
             (vectors if parameter.ndim < 2 else matrices).append(parameter)

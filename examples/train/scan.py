@@ -1,8 +1,10 @@
-"""Training-speed versions of two things that transformers' torch code does slowly in a backward pass.
+"""Training versions of what transformers' torch code does slowly, or wrongly, in a backward pass.
 
 Its chunked delta rule indexes a tensor of all chunks once a chunk, whose gradient is a tensor of that
 size for every chunk, and KDA's pairwise decay holds 64 key vectors a token. Here chunks are unbound
-once and decays are paired in blocks. Same mathematics, fp32 throughout, every exponent at most 0.
+once and decays are paired in blocks. Its KDA gate selects between x and log(1 + exp(x)) after computing
+both, so from x = 89 on the gradient is 0 times infinity: not a number. Same mathematics here, fp32
+throughout, every exponent at most 0.
 """
 
 import contextlib
@@ -106,6 +108,13 @@ def _scan(parts: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
     return torch.stack(outputs, 2)
 
 
+def stable_forget_gate(gate: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """KDA's log decay of hidden states `[batch, tokens, hidden]`: `[batch, tokens, heads, K]`, fp32."""
+    raw = gate.f_b_proj(gate.f_a_proj(hidden_states)).float() + gate.dt_bias.float()
+    steps = F.softplus(raw).unflatten(-1, (gate.num_heads, gate.head_dim))
+    return -gate.A_log.float().exp() * steps
+
+
 def light_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -137,9 +146,10 @@ def register_attention() -> None:
 
 @contextlib.contextmanager
 def fast_training() -> Iterator[None]:
-    """Let the delta-rule layers of transformers use `chunk_delta_rule` while this context is open."""
+    """Let transformers' layers use `chunk_delta_rule` and `stable_forget_gate` while this context is open."""
     with (
         mock.patch.object(modeling_kimi_linear, "chunk_kimi_delta_attention", chunk_delta_rule),
+        mock.patch.object(modeling_kimi_linear.KimiLinearForgetGate, "forward", stable_forget_gate),
         mock.patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", chunk_delta_rule),
     ):
         yield

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 WARM_UP = 0.03
 FINAL_RATE = 0.01
+SKIPPED_AT_MOST = 5
 
 
 class Schedule:
@@ -87,16 +88,21 @@ def save(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
 
 def train_step(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, ids: torch.Tensor, rate: float
-) -> torch.Tensor:
-    """Take one step at learning rate `rate`; return the detached loss."""
+) -> torch.Tensor | None:
+    """Take one step at learning rate `rate`; return the detached loss.
+
+    Where the loss or a gradient is not finite, leave the weights as they are and return None.
+    """
     for group in optimizer.param_groups:
         group["lr"] = group["rate"] * rate
     loss = batch_loss(model, ids)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    finite = bool(torch.isfinite(loss + norm))
+    if finite:
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss.detach()
+    return loss.detach() if finite else None
 
 
 def train(
@@ -106,19 +112,25 @@ def train(
     heldout = {file.stem: token_stream(tokenizer, file) for file in args.heldout}
     groups = parameter_groups(model, args.weight_decay, args.gate_rate)
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=stream.is_cuda)
-    log: dict = {"curve": [], "heldout_curve": [], "tokens_seen": 0, "steps": 0}
+    log: dict = {"curve": [], "heldout_curve": [], "tokens_seen": 0, "steps": 0, "skipped_steps": 0}
     schedule, checked, losses = Schedule(args), time.monotonic(), []
     while (progress := schedule.progress(log["steps"])) < 1:
         ids = draw_batch(stream, *schedule.shape(progress))
-        losses.append(train_step(model, optimizer, ids, schedule.learning_rate(progress)))
+        loss = train_step(model, optimizer, ids, schedule.learning_rate(progress))
         log["steps"] += 1
         log["tokens_seen"] += ids.numel() - len(ids)
+        if loss is None:
+            skip(model, log, args)
+            continue
+        losses.append(loss)
         if len(losses) == args.log_every:
-            loss = round(torch.stack(losses).mean().item(), 4)
-            seconds = round(time.monotonic() - schedule.began, 1)
-            note(
-                args, log["curve"], {"step": log["steps"], "seconds": seconds, "length": ids.shape[1] - 1, "loss": loss}
-            )
+            point = {
+                "step": log["steps"],
+                "seconds": round(time.monotonic() - schedule.began, 1),
+                "length": ids.shape[1] - 1,
+                "loss": round(torch.stack(losses).mean().item(), 4),
+            }
+            note(args, log["curve"], point)
             losses.clear()
         if time.monotonic() - checked > 60 * args.check_minutes:
             note(args, log["heldout_curve"], {"step": log["steps"], **quick_check(model, heldout, args.seq_len)})
@@ -126,6 +138,18 @@ def train(
             checked = time.monotonic()
     log["train_seconds"] = round(time.monotonic() - schedule.began, 1)
     return log
+
+
+def skip(model: PreTrainedModel, log: dict, args: argparse.Namespace) -> None:
+    """Count a step that was not finite; above SKIPPED_AT_MOST of them keep the last good weights and stop."""
+    log["skipped_steps"] += 1
+    print(args.layer, json.dumps({"step": log["steps"], "skipped_steps": log["skipped_steps"]}), flush=True)
+    if log["skipped_steps"] > SKIPPED_AT_MOST:
+        save(model, args.tokenizer, args.out)
+        raise SystemExit(
+            f"--layer {args.layer}: loss or gradient not finite in {log['skipped_steps']} steps, the last of them "
+            f"step {log['steps']} (at most {SKIPPED_AT_MOST} are skipped); the last good weights are in {args.out}"
+        )
 
 
 def note(args: argparse.Namespace, curve: list[dict], point: dict) -> None:
@@ -156,6 +180,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--gate-rate", type=float, default=1.0, help="learning rate of the decay gates, as a factor")
+    parser.add_argument(
+        "--long-memory",
+        type=float,
+        nargs=2,
+        default=(2048.0, 8192.0),
+        help="decay times, in tokens, at which the long heads start",
+    )
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--heldout", type=Path, nargs="+", required=True)
@@ -192,7 +223,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     register_attention()
-    model = build_model(args.layer, special, len(tokenizer), args.seed).to(device).train()
+    model = build_model(args.layer, special, len(tokenizer), args.seed, tuple(args.long_memory)).to(device).train()
     model.set_attn_implementation(ATTENTION)
     stream = torch.cat([token_stream(tokenizer, file) for file in args.text]).to(device)
     facts = environment(args) | {

@@ -122,18 +122,19 @@ def last_quarter(name, preset):
 
 
 def test_read_copy_does_not_drift(name):
-    """Flat over length, while the shared state of the same format is worse at every length."""
-    dual = divergence(name, "dual-nvfp4")
+    """Flat over length, where the shared state of the same format rises, and is worse at every length."""
+    dual, shared = divergence(name, "dual-nvfp4"), divergence(name, "shared-nvfp4")
     slope, error = dual.slope()
-    assert abs(slope) <= 3 * error, f"KL of the read copy changes by {slope:.2e} ± {error:.2e} per 1,000 tokens"
-    _, mine = dual.by_length(8)
-    _, shared = divergence(name, "shared-nvfp4").by_length(8)
-    assert bool((mine < shared).all())
+    told = f"KL of the read copy changes by {slope:.2e} ± {error:.2e} per 1,000 tokens, mean {dual.mean:.2e}"
+    assert abs(slope) <= 3 * error, told
+    # The scatter is small enough to see a drift of half the mean over the text, and the fitted one is far below that.
+    assert 3 * error * LENGTH / 1000 <= 0.5 * dual.mean, told
+    assert abs(slope) * LENGTH / 1000 <= 0.2 * dual.mean, told
+    slope, error = shared.slope()
+    assert slope > 3 * error, "this text does not show the drift of a shared state, so it cannot show its absence"
+    assert bool((dual.by_length(8)[1] < shared.by_length(8)[1]).all())
 
 
-@pytest.mark.xfail(
-    reason="goal not reached on these models, see docs/quality.md: their states forget too soon", strict=True
-)
 def test_read_copy_is_twenty_times_closer_than_the_shared_state(name):
     assert last_quarter(name, "dual-nvfp4") <= last_quarter(name, "shared-nvfp4") / 20
 
