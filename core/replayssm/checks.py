@@ -196,10 +196,7 @@ def check_finite(layout: StateLayout, inputs: TokenInputs, plan: StepPlan) -> No
     for name, weight in (("D", inputs.D), ("raw.dt_bias", raw.dt_bias), ("raw.A_log", raw.A_log)):
         if weight is not None and not bool(torch.isfinite(weight.to(layout.compute_dtype)).all()):
             raise InputError(f"inputs.{name} holds NaN or infinity; expected finite values, nothing was changed")
-    for name in ("q", "k", "v", "gate", "beta", "z"):
-        tensor = getattr(inputs, name)
-        if tensor is None:
-            continue
+    for name, tensor in inputs.tensors().items():
         # In the dtype that it is computed in: an fp64 value beyond fp32's range is an infinity there.
         row = _first_row(plan, ~torch.isfinite(tensor[plan.rows].to(layout.compute_dtype)))
         if row is not None:

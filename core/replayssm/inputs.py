@@ -15,6 +15,8 @@ from torch import Tensor
 from replayssm.recurrence import LayerKind, Recurrence
 
 L2_EPS = 1e-6
+FIELDS = ("q", "k", "v", "gate", "beta", "z")
+"""Those of `TokenInputs` that have rows and tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,11 @@ class TokenInputs:
     def draft(self) -> int:
         """T, new tokens a row."""
         return self.v.shape[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that have rows and tokens, by name, as far as they are given."""
+        found = {name: getattr(self, name) for name in FIELDS}
+        return {name: x for name, x in found.items() if x is not None}
 
     def process(self, recurrence: Recurrence, rows: Tensor, dtype: torch.dtype) -> ProcessedInputs:
         """Select rows, apply gates and normalisation.

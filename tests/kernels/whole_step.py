@@ -11,7 +11,7 @@ import torch
 
 from replayssm import FlushPolicy, LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateLayout
 from replayssm.conformance.graphs import record
-from replayssm.conformance.inputs import Source, mapped
+from replayssm.conformance.inputs import Source, mapped, overwrite
 from replayssm.conformance.memory import bits
 
 SLOTS, DRAFT = 6, 3
@@ -66,9 +66,7 @@ class Captured:
 
     def replay(self, inputs, slots, lengths, accepted):
         for fixed, given in zip(self.inputs, inputs, strict=True):
-            for name in ("q", "k", "v", "gate", "beta"):
-                if getattr(given, name) is not None:
-                    getattr(fixed, name).copy_(getattr(given, name))
+            overwrite(fixed, given)
         for fixed, given in ((self.slots, slots), (self.lengths, lengths), (self.accepted, accepted)):
             fixed.copy_(given)
         return self._replay()

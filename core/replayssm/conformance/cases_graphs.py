@@ -7,10 +7,10 @@ import torch
 
 from replayssm.capability import TREE
 from replayssm.conformance.base import NOT_CLAIMED, Cases
-from replayssm.conformance.cases_trees import path_to, random_tree
+from replayssm.conformance.cases_trees import step_random_trees
 from replayssm.conformance.driver import Driver
 from replayssm.conformance.graphs import Fixed, GraphSubject, record
-from replayssm.conformance.inputs import Source, concatenate, mapped
+from replayssm.conformance.inputs import Source, concatenate, mapped, overwrite
 from replayssm.conformance.memory import bits, differing, snapshot
 from replayssm.conformance.subject import Feature, StateOptions, SubjectState
 from replayssm.inputs import TokenInputs
@@ -75,11 +75,7 @@ class GraphCases(Cases):
         slots = [3, 0, 2]
         driver.load(slots)
         for _ in range(12):
-            lengths = driver.source.integers(1, 6, (3,)).tolist()
-            trees = [random_tree(driver.source, 6) for _ in slots]
-            driver.step(slots, 6, lengths, trees)
-            ends = [int(driver.source.integers(-1, n - 1, ())) for n in lengths]
-            driver.commit_path([path_to(tree, end) for tree, end in zip(trees, ends, strict=True)])
+            step_random_trees(driver, slots)
         driver.check()
 
     def test_replayed_calls_on_slots(self, layer: LayerKind, seed: int) -> None:
@@ -191,9 +187,7 @@ class _WholeStep:
 
     def replay(self, inputs: TokenInputs, slots: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         """Run the graph on new values."""
-        for name in ("q", "k", "v", "gate", "beta", "z"):
-            if getattr(inputs, name) is not None:
-                getattr(self.inputs, name).copy_(getattr(inputs, name))
+        overwrite(self.inputs, inputs)
         self.slots.set(slots)
         self.accepted.set(accepted)
         return self._replay()

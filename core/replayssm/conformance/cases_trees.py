@@ -25,6 +25,16 @@ def path_to(parents: list[int], token: int) -> list[int]:
     return path[::-1]
 
 
+def step_random_trees(driver: Driver, slots: list[int]) -> None:
+    """Another tree of up to the layout's draft in each row, and a random path of it accepted, sometimes none."""
+    draft = driver.layout.max_draft
+    lengths = driver.source.integers(1, draft, (len(slots),)).tolist()
+    trees = [random_tree(driver.source, draft) for _ in slots]
+    driver.step(slots, draft, lengths, trees)
+    ends = [int(driver.source.integers(-1, n - 1, ())) for n in lengths]
+    driver.commit_path([path_to(tree, end) for tree, end in zip(trees, ends, strict=True)])
+
+
 class TreeCases(Cases):
     """Verification of draft trees."""
 
@@ -35,11 +45,7 @@ class TreeCases(Cases):
         slots = [3, 0, 2]
         driver.load(slots)
         for _ in range(12):
-            lengths = driver.source.integers(1, 6, (3,)).tolist()
-            trees = [random_tree(driver.source, 6) for _ in slots]
-            driver.step(slots, 6, lengths, trees)
-            ends = [int(driver.source.integers(-1, n - 1, ())) for n in lengths]
-            driver.commit_path([path_to(tree, end) for tree, end in zip(trees, ends, strict=True)])
+            step_random_trees(driver, slots)
             driver.check()
 
     def test_each_path_equals_its_linear_run(self, layer: LayerKind, seed: int) -> None:

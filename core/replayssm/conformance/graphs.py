@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from replayssm.capability import Capability
-from replayssm.conformance.inputs import mapped
+from replayssm.conformance.inputs import mapped, overwrite
 from replayssm.conformance.subject import CursorView, Dims, Feature, StateOptions, Subject, SubjectState
 from replayssm.inputs import TokenInputs
 from replayssm.layout import Buffers, StateLayout
@@ -109,9 +109,7 @@ class GraphState:
         step = self.open = self.steps[key]
         for name, tensor in present.items():
             step.integers[name].set(tensor)
-        for name in ("q", "k", "v", "gate", "beta", "z"):
-            if getattr(inputs, name) is not None:
-                getattr(step.inputs, name).copy_(getattr(inputs, name))
+        overwrite(step.inputs, inputs)
         return step.verify().clone()
 
     def commit(self, accepted: Tensor) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from replayssm.inputs import RawGate, TokenInputs
 from replayssm.recurrence import LayerKind, Recurrence
 
-FIELDS = ("q", "k", "v", "gate", "beta", "z")
 SHORTEST, LONGEST = 2.0, 2000.0
 """Time constants in tokens between which decays are drawn, log-uniformly over heads or channels."""
 STRONG = 40.0
@@ -134,8 +133,7 @@ class Source:
 
 def mapped(inputs: TokenInputs, function: Callable[[Tensor], Tensor]) -> TokenInputs:
     """A function applied to every tensor that has rows and tokens."""
-    parts: dict[str, Any] = {name: getattr(inputs, name) for name in FIELDS}
-    parts = {name: function(x) for name, x in parts.items() if x is not None}
+    parts: dict[str, Any] = {name: function(x) for name, x in inputs.tensors().items()}
     return replace(inputs, **parts)
 
 
@@ -146,9 +144,16 @@ def select(inputs: TokenInputs, rows: Tensor | slice, tokens: Tensor | slice = s
 
 def concatenate(first: TokenInputs, second: TokenInputs) -> TokenInputs:
     """Rows of `first`, then rows of `second`."""
-    present = [name for name in FIELDS if getattr(first, name) is not None]
-    parts: dict[str, Any] = {name: torch.cat((getattr(first, name), getattr(second, name))) for name in present}
+    theirs = second.tensors()
+    parts: dict[str, Any] = {name: torch.cat((x, theirs[name])) for name, x in first.tensors().items()}
     return replace(first, **parts)
+
+
+def overwrite(fixed: TokenInputs, given: TokenInputs) -> None:
+    """New values at fixed addresses, where a captured graph reads them."""
+    target = fixed.tensors()
+    for name, x in given.tensors().items():
+        target[name].copy_(x)
 
 
 def poison(inputs: TokenInputs, live: Tensor) -> TokenInputs:
