@@ -35,7 +35,7 @@ def check_step(scenario: Scenario, tiles: Tiles, device: torch.device, seed: int
         AssertionError: outputs, states or cursors are wrong; says which and by how much.
     """
     layout = replace(scenario.layout, slots=3)
-    # Products of drafts round their operands to TF32, whose mantissa is float16's.
+    # Products round their operands to TF32, whose mantissa is float16's.
     subject = CoreSubject(BACKEND, device=device, rounds_to=torch.float16)
     with forced(tiles):
         driver = Driver(subject, layout, seed=seed, raw=True, model_device=device)

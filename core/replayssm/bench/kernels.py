@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-L2_EPS = tl.constexpr(1e-6)
+from replayssm import inputs
+
+L2_EPS = tl.constexpr(inputs.L2_EPS)
 
 
 @triton.jit

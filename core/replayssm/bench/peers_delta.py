@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from replayssm.bench.conventional import Ordinary, Prepared
+from replayssm.bench.peers_snapshots import snapshot_arguments
 from replayssm.errors import UnsupportedError
 from replayssm.inputs import RawGate
 
@@ -44,12 +45,7 @@ def processed_slots(function: Function, step: Ordinary, start: Tensor, variant: 
         "cu_seqlens": _ends(batch, draft, pool.device),
         "ssm_state_indices": index,
     }
-
-    def run() -> Tensor:
-        out, _ = function(**arguments)
-        return out.reshape(step.inputs.v.shape)  # type: ignore[no-any-return]
-
-    return Prepared(run, lambda: _laid(pool[index.reshape(batch, draft)[:, -1].long()], variant))
+    return _through_pool(function, arguments, step, pool, index, variant)
 
 
 def sigmoid_slots(function: Function, step: Ordinary, start: Tensor, variant: str) -> Prepared:
@@ -60,35 +56,22 @@ def sigmoid_slots(function: Function, step: Ordinary, start: Tensor, variant: st
     arguments |= {"initial_state": pool, "inplace_final_state": True, "ssm_state_indices": index}
     if draft > 1:
         arguments["num_accepted_tokens"] = torch.ones(batch, dtype=torch.int32, device=pool.device)
-
-    def run() -> Tensor:
-        out, _ = function(**arguments)
-        return out.reshape(step.inputs.v.shape)  # type: ignore[no-any-return]
-
-    return Prepared(run, lambda: _laid(pool[index.reshape(batch, draft)[:, -1].long()], variant))
+    return _through_pool(function, arguments, step, pool, index, variant)
 
 
 def sigmoid_snapshots(function: Function, step: Ordinary, start: Tensor, variant: str) -> Prepared:
     """Raw gates; drafts leave the state and write a buffer `[B, T, H, V, K]`."""
     batch, draft = step.inputs.batch, step.inputs.draft
     state = _laid(start, variant)
-    buffer = state
     index = torch.arange(batch, dtype=torch.int32, device=state.device)
-    arguments = _raw(function, step)
+    buffer, kept = snapshot_arguments(state, index, draft)
+    arguments = _raw(function, step) | kept
     arguments |= {
         "softplus_beta": 1.0,
         "softplus_threshold": 20.0,
         "initial_state_source": state,
         "initial_state_indices": index,
     }
-    if draft > 1:
-        buffer = state.new_empty(batch, draft, *state.shape[1:])
-        arguments |= {
-            "disable_state_update": True,
-            "intermediate_states_buffer": buffer,
-            "intermediate_state_indices": index,
-            "cache_steps": draft,
-        }
 
     def run() -> Tensor:
         out = function(**arguments)
@@ -138,6 +121,19 @@ def flashinfer_drafts(function: Function, step: Ordinary, start: Tensor, variant
 def _laid(state: Tensor, variant: str) -> Tensor:
     """`[…, V, K]` → a copy in the layout, and back."""
     return state.transpose(-1, -2).contiguous() if variant == "KV" else state.clone()
+
+
+def _through_pool(
+    function: Function, arguments: dict[str, Any], step: Ordinary, pool: Tensor, index: Tensor, variant: str
+) -> Prepared:
+    """A step that leaves its states in the slots `index` of a pool."""
+    last = index.reshape(step.inputs.batch, step.inputs.draft)[:, -1].long()
+
+    def run() -> Tensor:
+        out, _ = function(**arguments)
+        return out.reshape(step.inputs.v.shape)  # type: ignore[no-any-return]
+
+    return Prepared(run, lambda: _laid(pool[last], variant))
 
 
 def _pool(start: Tensor, draft: int, variant: str) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from replayssm.bench.conventional import Ordinary, Prepared
+from replayssm.bench.peers_snapshots import snapshot_arguments
 from replayssm.inputs import RawGate
 
 Function = Callable[..., Any]
@@ -32,16 +33,9 @@ def snapshots(function: Function, step: Ordinary, start: Tensor, variant: str) -
     state, arguments = start.clone(), _arguments(step)
     out = torch.empty_like(step.inputs.v)
     index = torch.arange(step.inputs.batch, dtype=torch.int32, device=state.device)
-    draft, buffer = step.inputs.draft, state
-    arguments |= {"state_batch_indices": index, "out": out if draft > 1 else out[:, 0]}
-    if draft > 1:
-        buffer = state.new_empty(step.inputs.batch, draft, *step.recurrence.state_shape)
-        arguments |= {
-            "disable_state_update": True,
-            "intermediate_states_buffer": buffer,
-            "intermediate_state_indices": index,
-            "cache_steps": draft,
-        }
+    draft = step.inputs.draft
+    buffer, kept = snapshot_arguments(state, index, draft)
+    arguments |= {"state_batch_indices": index, "out": out if draft > 1 else out[:, 0], **kept}
 
     def run() -> Tensor:
         function(state=state, **arguments)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.ring import wrap
 from replayssm.kernels.schedule import at_boundary, first_limits, flush_rows, is_candidate, is_fuller
 
 
@@ -92,9 +93,7 @@ def settle_kernel(
     b_committed = tl.load(p_plan_committed + o_row, mask=b_real, other=0)
     b_flush = tl.load(p_plan_flush + o_row, mask=b_real, other=0) != 0
     b_flushes = tl.load(p_plan_flushes + o_row, mask=b_real, other=0)
-    b_moved = b_origin + b_committed
-    b_moved = tl.where(b_moved >= R, b_moved - R, b_moved)
-    tl.store(p_origin + b_slot, tl.where(b_flush, b_moved, b_origin), mask=b_real)
+    tl.store(p_origin + b_slot, tl.where(b_flush, wrap(b_origin + b_committed, R), b_origin), mask=b_real)
     tl.store(p_committed + b_slot, tl.where(b_flush, 0, b_committed), mask=b_real)
     tl.store(p_limit + b_slot, tl.zeros([BB], dtype=tl.int32) + WINDOW, mask=b_real & b_flush)
     tl.store(p_flushes + b_slot, b_flushes + b_flush.to(tl.int32), mask=b_real)

@@ -93,19 +93,13 @@ def fold_tile(
     Values are those of the ring of raw values for EXACT, else of u (delta rule) or x (Mamba-2). p_keys: where the
     records' keys are, `[J]`.
     """
+    # Keys that decay by channel are not exact in TF32, whatever the activations.
+    SPLIT: tl.constexpr = "tf32x3" if CHANNEL else DOT
     b_u = b_value
     if EXACT:
-        b_read = tl.zeros_like(b_value)
-        if CHANNEL:
-            b_read = tl.dot(b_s, tl.trans(b_seen), b_read, input_precision="tf32x3")
-        else:
-            b_read = dot_exact(b_s, tl.trans(flat(load_rows(p_keys, b_live, K, E))), b_read, DOT)
+        b_keys = b_seen if CHANNEL else flat(load_rows(p_keys, b_live, K, E))
+        b_read = dot_exact(b_s, tl.trans(b_keys), tl.zeros_like(b_value), SPLIT)
         b_right = b_beta[None, :] * (b_value - b_read * b_seen_weight[None, :])
         b_u = tl.dot(b_right, b_inverse, input_precision="tf32x3")
-    b_u = b_u * b_weight[None, :]
-    b_s = b_s * tl.exp(whole)
-    if CHANNEL:
-        b_s = tl.dot(b_u, b_aged, b_s, input_precision="tf32x3")
-    else:
-        b_s = dot_exact(b_u, flat(load_rows(p_keys, b_live, K, E)), b_s, DOT)
-    return b_s
+    b_keys = b_aged if CHANNEL else flat(load_rows(p_keys, b_live, K, E))
+    return dot_exact(b_u * b_weight[None, :], b_keys, b_s * tl.exp(whole), SPLIT)

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from replayssm.cursors import StepPlan
-from replayssm.inputs import RawGate, TokenInputs
+from replayssm.inputs import FIELDS, RawGate, TokenInputs
+from replayssm.kernels.arguments import rings, sizes, slot_strides, window_sizes
 from replayssm.kernels.step import step_kernel
 from replayssm.kernels.tiles import choose_tiles
 from replayssm.layer import LayerState
-from replayssm.layout import StateLayout
 
 
 def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
@@ -24,19 +25,20 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
     recurrence = layer.layout.recurrence
     tiles = choose_tiles(layer.layout, plan.draft, len(plan.rows), inputs.v.device)
     parts, count = tiles.parts(recurrence.value_dim)
-    pointers, strides = _memory(layer)
-    tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in ("q", "k", "v", "gate", "beta", "z")}
+    memory = _memory(layer)
+    tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in FIELDS}
     step_kernel[(parts, recurrence.heads, len(plan.rows))](
         *_plan_tensors(layer, plan),
         *_present(plan, tokens.values()),
         *_present(plan, _weights(layer, inputs)),
         out,
-        *pointers,
+        *memory,
         *_batch_strides(tokens),
-        *strides,
+        *slot_strides(memory),
         *_scalars(inputs),
-        **_shape(layer, plan.draft),
-        **_switches(layer.layout, plan, inputs),
+        **sizes(layer.layout),
+        **window_sizes(layer),
+        **_switches(layer, plan, inputs),
         BV=tiles.value,
         TILES=count,
         num_warps=tiles.warps,
@@ -69,31 +71,12 @@ def _scalars(inputs: TokenInputs) -> tuple[float, float, float, float]:
     return inputs.scale, raw.lower_bound or 0.0, low, min(high, torch.finfo(torch.float32).max)
 
 
-def _shape(layer: LayerState, draft: int) -> dict[str, int]:
-    """Compile-time sizes. BT: keys, and queries, of the new tokens in a block; E: adjacent numbers of a row a thread."""
-    r = layer.layout.recurrence
-    sizes = {"H": r.heads, "G": r.groups, "V": r.value_dim, "K": r.key_dim, "R": layer.layout.rows}
-    tokens = max(4, power_of_two(draft))
-    return {**sizes, "J": history_tile(layer.layout), "T": draft, "BT": tokens, "E": adjacent(layer)}
-
-
-def adjacent(layer: LayerState) -> int:
-    """E of `kernels.tile`: 16 bytes of the checkpoint, or as much of a row as four threads leave for one."""
-    return min(8, 16 // layer.buffers["checkpoint"].element_size(), layer.layout.recurrence.key_dim // 4)
-
-
-def dot_precision(layout: StateLayout) -> str:
-    """Products of reading round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones."""
-    return "tf32x3" if layout.activation == torch.float32 else "tf32"
-
-
-def _switches(layout: StateLayout, plan: StepPlan, inputs: TokenInputs) -> dict[str, Any]:
-    """What tells layers, modes and precisions apart."""
-    r, precision, raw = layout.recurrence, layout.precision, inputs.raw or RawGate()
+def _switches(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> dict[str, Any]:
+    """What tells modes and precisions apart. BT: keys, and queries, of the new tokens in a block."""
+    precision, raw = layer.layout.precision, inputs.raw or RawGate()
     return {
-        "DELTA": r.delta_rule,
-        "CHANNEL": r.channel_decay,
-        "EXACT": r.delta_rule and precision.exact_fold,
+        "T": plan.draft,
+        "BT": max(4, triton.next_power_of_2(plan.draft)),
         "TREE": plan.ancestors is not None,
         "RAW": inputs.raw is not None,
         "HAS_BIAS": raw.dt_bias is not None,
@@ -103,29 +86,13 @@ def _switches(layout: StateLayout, plan: StepPlan, inputs: TokenInputs) -> dict[
         "HAS_Z": inputs.z is not None,
         "FORMAT": precision.checkpoint,
         "SR": precision.stochastic_rounding,
-        "DOT": dot_precision(layout),
     }
 
 
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << (count - 1).bit_length()
-
-
-def history_tile(layout: StateLayout) -> int:
-    """J, rows of the history tile: the longest history, as a power of two of at least 16."""
-    return max(16, power_of_two(max(layout.window, layout.max_draft)))
-
-
-_RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
-
-
-def _memory(layer: LayerState) -> tuple[list[Tensor], list[int]]:
-    """Pointers and slot strides of state and rings; a buffer that the layer lacks stands in as the checkpoint."""
-    buffers = layer.buffers
-    state = buffers["checkpoint"]
-    tensors = [state, buffers.get("checkpoint_scale", state), *(buffers.get(name, state) for name in _RINGS)]
-    return tensors, [tensor.stride(0) for tensor in tensors]
+def _memory(layer: LayerState) -> list[Tensor]:
+    """State and rings; without scales the state stands in for them."""
+    state = layer.buffers["checkpoint"]
+    return [state, layer.buffers.get("checkpoint_scale", state), *rings(layer)]
 
 
 def _inner_contiguous(x: Tensor | None) -> Tensor | None:

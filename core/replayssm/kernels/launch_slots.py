@@ -8,14 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
+from replayssm.kernels.arguments import rings, sizes, slot_strides, window_sizes
 from replayssm.kernels.flush import fold_kernel
-from replayssm.kernels.launch import adjacent, dot_precision, history_tile
 from replayssm.kernels.slots import compact_kernel, copy_slots_kernel
 from replayssm.layer import LayerState
-from replayssm.layout import StateLayout
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
 # Numbers of a program in copy; rows of V of a program in fold.
 _TILE = 2048
 _VALUES = 16
@@ -77,25 +75,22 @@ def _launch_fold(
 ) -> None:
     if not len(source_slots):
         return
-    r, rings = layer.layout.recurrence, _rings(layer)
+    r = layer.layout.recurrence
+    memory = [source.state, source.scale, target.state, target.scale, *rings(layer)]
     fold_kernel[(triton.cdiv(r.value_dim, _VALUES), r.heads, len(source_slots))](
         *(source_slots, target_slots, origin, count, flushes, layer.seed),
         layer.seed if layer.A is None else layer.A,
-        *(source.state, source.scale, target.state, target.scale),
-        *rings,
-        *(x.stride(0) for x in (source.state, source.scale, target.state, target.scale, *rings)),
+        *memory,
+        *slot_strides(memory),
         layer.layout.slots,
-        **_sizes(layer.layout),
-        J=history_tile(layer.layout),
+        **sizes(layer.layout),
+        **window_sizes(layer),
         BV=_VALUES,
-        E=adjacent(layer),
         FROM_ROWS=source.by_row,
         TO_ROWS=target.by_row,
         SOURCE_FORMAT=source.format,
         FORMAT=target.format,
         SR=layer.layout.precision.stochastic_rounding and not target.by_row,
-        EXACT=r.delta_rule and layer.layout.precision.exact_fold,
-        DOT=dot_precision(layer.layout),
         num_warps=1,
         num_stages=1,
     )
@@ -128,29 +123,18 @@ def launch_compact(layer: LayerState, slots: Tensor, first: Tensor, path: Tensor
     if not path.numel():
         return
     r = layer.layout.recurrence
-    rings = _rings(layer)
+    memory = rings(layer)
     compact_kernel[(len(slots), r.heads)](
         slots,
         first,
         path.contiguous(),
-        *rings,
-        *[ring.stride(0) for ring in rings],
+        *memory,
+        *slot_strides(memory),
         layer.layout.slots,
         path.shape[1],
-        **_sizes(layer.layout),
+        **sizes(layer.layout),
         BV=triton.next_power_of_2(r.value_dim),
         BK=triton.next_power_of_2(r.key_dim),
         num_warps=1,
         num_stages=1,
     )
-
-
-def _rings(layer: LayerState) -> list[Tensor]:
-    """A ring that the layer lacks stands in as one that it has; its switch keeps the kernel from touching it."""
-    return [layer.buffers.get(name, layer.buffers["value_ring"]) for name in _RINGS]
-
-
-def _sizes(layout: StateLayout) -> dict[str, int]:
-    r = layout.recurrence
-    sizes = {"H": r.heads, "G": r.groups, "V": r.value_dim, "K": r.key_dim, "R": layout.rows}
-    return {**sizes, "DELTA": r.delta_rule, "CHANNEL": r.channel_decay}

@@ -41,10 +41,6 @@ def load_history(
     b_live = o_j < count
     o_row = history_rows(origin, count, o_j, R)
     b_key = flat(load_rows(p_key + o_row * K, b_live, K, E))
-    if DELTA:
-        b_unit = tl.load(p_key_scale + o_row, mask=b_live, other=0.0)
-    else:
-        b_unit = tl.load(p_gate + o_row, mask=b_live, other=0.0)
     if CHANNEL:
         # As a product, whose order of summation no alignment of the ring changes; what TF32 drops of a gate cancels
         # wherever two sums are compared.
@@ -54,12 +50,13 @@ def load_history(
         b_last = (o_j == o_j.shape[0] - 1)[:, None]
         whole = tl.sum(tl.where(b_last, b_after + b_gate, 0.0), axis=0)[None, :]
     else:
-        b_g = tl.maximum(tl.load(p_gate + o_row, mask=b_live, other=0.0) * rate, STRONGEST)
+        b_gate = tl.load(p_gate + o_row, mask=b_live, other=0.0)
         # A record is decayed by the gates after its own: from one row on.
         p_next = p_gate + wrap(o_row + 1, R)
         b_next = tl.maximum(tl.load(p_next, mask=b_live & (o_j > 0), other=0.0) * rate, STRONGEST)
         b_after = tl.cumsum(b_next, axis=0)
-        whole = tl.sum(b_g, axis=0)
+        whole = tl.sum(tl.maximum(b_gate * rate, STRONGEST), axis=0)
+    b_unit = tl.load(p_key_scale + o_row, mask=b_live, other=0.0) if DELTA else b_gate
     return b_key, b_unit, b_after, whole
 
 

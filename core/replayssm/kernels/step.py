@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm import inputs
 from replayssm.kernels.fold import fold_tile, load_window
 from replayssm.kernels.matrix import load_tile, store_tile
 from replayssm.kernels.primitives import sigmoid, solve_unit_lower
@@ -26,7 +27,7 @@ from replayssm.kernels.tokens import (
     head_path,
 )
 
-L2_EPS = tl.constexpr(1e-6)
+L2_EPS = tl.constexpr(inputs.L2_EPS)
 
 
 @triton.jit

@@ -120,7 +120,7 @@ class Operation:
                 return None
         work = math.log2(self.batch * self.heads) - math.log2(other.batch * other.heads)
         return (
-            # Drafts take another path through the kernel than one token.
+            # One token is bound by the state, drafts by their own arithmetic as well.
             float((self.draft == 1) != (other.draft == 1)),
             _checkpoint_distance(self.checkpoint, other.checkpoint),
             abs(math.log2(self.draft / other.draft)),

@@ -1,0 +1,46 @@
+"""What launches have in common: pointers and compile-time sizes, from the layout."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from replayssm.layer import LayerState
+from replayssm.layout import StateLayout
+
+RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
+
+
+def rings(layer: LayerState) -> list[Tensor]:
+    """A ring that the layer lacks stands in as one that it has; its switch keeps the kernel from touching it."""
+    return [layer.buffers.get(name, layer.buffers["value_ring"]) for name in RINGS]
+
+
+def slot_strides(tensors: list[Tensor]) -> list[int]:
+    """From one slot to the next, in numbers."""
+    return [tensor.stride(0) for tensor in tensors]
+
+
+def sizes(layout: StateLayout) -> dict[str, int]:
+    """A layer's geometry, and the two switches that tell layers apart."""
+    r = layout.recurrence
+    geometry = {"H": r.heads, "G": r.groups, "V": r.value_dim, "K": r.key_dim, "R": layout.rows}
+    return {**geometry, "DELTA": r.delta_rule, "CHANNEL": r.channel_decay}
+
+
+def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
+    """What reading or folding a window needs besides.
+
+    J, rows of the history's tile: the longest history, as a power of two of at least 16. E of `kernels.tile`: 16 bytes
+    of the checkpoint, or as much of a row as four threads leave for one. DOT: products of reading round to TF32, which
+    holds 16-bit activations exactly; in three parts for fp32 ones.
+    """
+    layout = layer.layout
+    r, element = layout.recurrence, layer.buffers["checkpoint"].element_size()
+    return {
+        "J": max(16, triton.next_power_of_2(max(layout.window, layout.max_draft))),
+        "E": min(8, 16 // element, r.key_dim // 4),
+        "EXACT": r.delta_rule and layout.precision.exact_fold,
+        "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
+    }
