@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from replayssm.config import ReplayConfig
     from replayssm.errors import InputError, ReplaySSMError, StateFileError, StepError, UnsupportedError
     from replayssm.inputs import RawGate, TokenInputs
+    from replayssm.layers import ReplayLayers
     from replayssm.layout import StateLayout
     from replayssm.precision import PRESETS, PrecisionPolicy
     from replayssm.recurrence import LayerKind, Recurrence
@@ -29,6 +30,7 @@ __all__ = [
     "RawGate",
     "Recurrence",
     "ReplayConfig",
+    "ReplayLayers",
     "ReplaySSMError",
     "ReplayState",
     "StateFileError",
@@ -51,6 +53,7 @@ _HOMES = {
     "RawGate": "inputs",
     "Recurrence": "recurrence",
     "ReplayConfig": "config",
+    "ReplayLayers": "layers",
     "ReplaySSMError": "errors",
     "ReplayState": "state",
     "StateFileError": "errors",

@@ -112,6 +112,25 @@ class ReplayState:
         checks.check_state(self.layout, state, len(index), self.device, self._checks_values)
         self._install(index, state, checks.check_position(position, len(index), self.device, self._checks_integers))
 
+    def adopt(self, slots: SlotsLike, position: Tensor | Sequence[int] | int = 0) -> None:
+        """The engine itself wrote the checkpoints of `slots [n]`: take them over, ring empty, read copy made anew.
+
+        Args:
+            position: see `load`.
+        """
+        index = self._slots(slots)
+        self.cursors.reset(index, checks.check_position(position, len(index), self.device, self._checks_integers))
+        self.refresh(index)
+
+    def refresh(self, slots: SlotsLike) -> None:
+        """Make the read copies of `slots [n]` from their checkpoints; nothing to do where the precision has none."""
+        if self.layout.precision.read_copy is None:
+            return
+        index = self._slots(slots)
+        none = torch.zeros_like(index, dtype=torch.int32)
+        state = self.backend.fold(self.layer, index, none, none)
+        self.backend.store(self.layer, index, state, none)
+
     def copy(self, source: SlotsLike, target: SlotsLike) -> None:
         """Clone slots bit for bit: state, ring and cursors. Drafts that await acceptance stay with the source.
 
@@ -304,12 +323,25 @@ class ReplayState:
 
         Pending drafts are dropped, as by a commit of 0.
         """
+        plan = self.plan_flush(slots)
+        self.fold(plan)
+        self.cursors.settle(plan)
+
+    def plan_flush(self, slots: SlotsLike | None = None) -> StepPlan:
+        """A step without tokens that folds all committed records of `slots`; changes nothing (see `fold`)."""
         index = self._slots(slots)
         none = torch.zeros_like(index)
-        plan = self.cursors.plan(index, none, 0, torch.ones_like(index, dtype=torch.bool))
+        return self.cursors.plan(index, none, 0, torch.ones_like(index, dtype=torch.bool))
+
+    def fold(self, plan: StepPlan) -> None:
+        """Fold this layer's records as planned by `plan_flush`; the cursors stay.
+
+        Raises:
+            StepError: the plan is stale or of other cursors.
+        """
+        self.cursors.check_plan(plan)
         target = torch.where(plan.flush, plan.slots, PAD_SLOT)
         self.backend.fold_into(self.layer, plan.slots, target, plan.origin, plan.committed, plan.flushes)
-        self.cursors.settle(plan)
 
     def _compact(self, plan: StepPlan, path: Tensor | Sequence[Sequence[int]]) -> Tensor:
         self.cursors.check_owner(plan)
