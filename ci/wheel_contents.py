@@ -10,7 +10,7 @@ import sys
 import zipfile
 from pathlib import PurePosixPath
 
-ROOTS = ("core", "adapters/transformers")
+ROOTS = ("core", "adapters/transformers", "adapters/trtllm")
 
 
 def tracked() -> set[str]:

@@ -7,6 +7,7 @@ import sys
 
 ENGINES = (
     "transformers", "sglang", "tensorrt_llm", "flashinfer", "vllm", "fla", "mamba_ssm", "replayssm_transformers",
+    "replayssm_trtllm",
 )  # fmt: skip
 
 SCRIPT = f"""

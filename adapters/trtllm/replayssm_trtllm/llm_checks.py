@@ -1,0 +1,104 @@
+"""Refusals that are known from the LLM arguments alone, before a model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from replayssm import InputError, UnsupportedError
+from replayssm_trtllm.llm_fields import (
+    ENV_MANAGER,
+    ENV_PYTHON_MAMBA,
+    ENV_VERIFY_OP,
+    KV_CACHE,
+    KV_CACHE_FIELDS,
+    TOP_LEVEL,
+    TRANSCEIVER,
+    USE_V2,
+)
+from replayssm_trtllm.nearest import nearest
+
+TRANSFER_BACKEND, TRANSFER_RUNTIME = "NIXL", "PYTHON"
+
+
+def check_names(arguments: Mapping[str, Any]) -> None:
+    """Look for misspelt fields.
+
+    Raises:
+        InputError: a field that is near to a known one; names it and the known one.
+    """
+    _check_near(arguments, TOP_LEVEL, "the LLM arguments")
+    _check_near(section(arguments, KV_CACHE), KV_CACHE_FIELDS, KV_CACHE)
+
+
+def _check_near(given: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    for name in given:
+        close = None if name in known else nearest(str(name), known)
+        if close:
+            raise InputError(f"{where} has {name!r}; did you mean {close!r}?")
+
+
+def section(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A nested mapping of the arguments, empty when it is absent or null.
+
+    Raises:
+        InputError: something else than a mapping.
+    """
+    value = arguments.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} is a {type(value).__name__}; expected a mapping")
+    return value
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Check what neither mode serves.
+
+    Raises:
+        UnsupportedError: the reason, and what would work.
+    """
+    width = arguments.get("max_beam_width")
+    if width not in (None, 1):
+        raise UnsupportedError(f"max_beam_width={width}: a beam search would copy rings at each step; use 1")
+    if arguments.get("kv_connector_config") is not None:
+        raise UnsupportedError(
+            "kv_connector_config: a connector moves attention blocks and neither state nor ring; leave it out"
+        )
+    if section(arguments, KV_CACHE).get(USE_V2) is False:
+        raise UnsupportedError(f"{KV_CACHE}.{USE_V2}=false selects a V1 manager; leave it out, or set true")
+    backend = arguments.get("backend")
+    if backend not in (None, "pytorch"):
+        raise UnsupportedError(f"backend={backend!r} has no recurrent cache manager to extend; use 'pytorch'")
+    check_transfer(section(arguments, TRANSCEIVER))
+
+
+def check_transfer(transceiver: Mapping[str, Any]) -> None:
+    """Check a disaggregated server's transport.
+
+    Raises:
+        UnsupportedError: another transport than NIXL, or another runtime than Python's.
+    """
+    if not transceiver:
+        return
+    for name, wanted in (("backend", TRANSFER_BACKEND), ("transceiver_runtime", TRANSFER_RUNTIME)):
+        value = transceiver.get(name)
+        if value != wanted:
+            raise UnsupportedError(
+                f"{TRANSCEIVER}.{name}={value!r}: recurrent states of the V2 manager move with the {TRANSFER_BACKEND} "
+                f"backend and the {TRANSFER_RUNTIME} runtime; set {name}: {wanted}"
+            )
+
+
+def check_environment(environment: Mapping[str, str], plugin: bool) -> None:
+    """Check the variables that choose another manager or another verification.
+
+    Raises:
+        UnsupportedError: one of them is set.
+    """
+    if environment.get(ENV_PYTHON_MAMBA, "0") == "1":
+        raise UnsupportedError(f"{ENV_PYTHON_MAMBA}=1 forces a V1 manager; unset it")
+    if environment.get(ENV_MANAGER):
+        raise UnsupportedError(f"{ENV_MANAGER}={environment[ENV_MANAGER]} forces a V1 manager; unset it")
+    if plugin and environment.get(ENV_VERIFY_OP, "0") == "1":
+        raise UnsupportedError(f"{ENV_VERIFY_OP}=1 verifies drafts in an operator that reads no ring; unset it")

@@ -1,0 +1,148 @@
+"""The YAML for `trtllm-serve --config`, the command that prints it, and the doctor's lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from replayssm import InputError, UnsupportedError
+from replayssm.cli import main
+from replayssm_trtllm import ReplaySSMConfig, doctor
+from replayssm_trtllm.command import PLUGIN_DIRECTORY
+
+MTP = {"decoding_type": "MTP", "max_draft_len": 3}
+DOCS = Path(__file__).parents[2] / "docs" / "engines"
+
+
+@pytest.mark.parametrize(
+    ("fields", "speculative", "nested"),
+    [
+        ({"checkpoint_dtype": "bfloat16"}, MTP, None),
+        ({"window": 24, "decode": True, "read_copy": "nvfp4", "backend": "torch"}, MTP, None),
+        ({"window": 24, "decode": True, "seed": 7, "backend": "triton"}, None, "text_config"),
+    ],
+)
+def test_yaml_comes_back_as_it_was(fields, speculative, nested):
+    config = ReplaySSMConfig(**fields)
+    text = config.to_yaml(speculative, nested=nested)
+    assert yaml.safe_load(text) == config.to_llm_kwargs(speculative, nested=nested)
+    read = ReplaySSMConfig.from_yaml(text)
+    assert read.resolved_mode == config.resolved_mode
+    assert read.model_dump(exclude={"mode"}) == config.model_dump(exclude={"mode"})
+
+
+def test_yaml_from_a_file(tmp_path):
+    file = tmp_path / "replay.yaml"
+    file.write_text(ReplaySSMConfig(decode=True).to_yaml(), encoding="utf-8")
+    assert ReplaySSMConfig.from_yaml(str(file)).decode
+
+
+GOOD = ReplaySSMConfig(window=16, decode=True, read_copy="nvfp4").to_yaml(MTP)
+TYPOS = [
+    ("model_kwargs:", "model_kwarg:", "did you mean 'model_kwargs'"),
+    ("replay_ssm:", "replayssm:", "did you mean 'replay_ssm'"),
+    ("read_copy:", "read_cpy:", "did you mean 'read_copy'"),
+    ("read_copy: nvfp4", "read_copy: nvfp3", "read_copy"),
+    ("use_kv_cache_manager_v2:", "use_kv_cache_manger_v2:", "did you mean 'use_kv_cache_manager_v2'"),
+    ("window: 16", "window: 3", "below the 4 tokens"),
+    ("speculative_config:", "speculative_confg:", "did you mean 'speculative_config'"),
+    ("max_draft_len: 3", "draft: 3", "draft length"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "message"), TYPOS, ids=[wrong for _, wrong, _ in TYPOS])
+def test_a_typo_names_the_nearest_key(right, wrong, message):
+    assert right in GOOD
+    with pytest.raises(InputError, match=message):
+        ReplaySSMConfig.from_yaml(GOOD.replace(right, wrong))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1\n", "not valid YAML"),
+        ("- 1\n- 2\n", "expected a mapping"),
+        ("max_batch_size: 8\n", "no ReplaySSM in this YAML"),
+        ("no-such-file", "readable file"),
+        ("model_kwargs: {replay_ssm: 4}\n", "expected a mapping"),
+        ("model_kwargs: {replay_ssm: {}, text_config: {replay_ssm: {}}}\n", "2 times"),
+    ],
+)
+def test_what_is_no_configuration(text, message):
+    with pytest.raises(InputError, match=message):
+        ReplaySSMConfig.from_yaml(text)
+
+
+def test_yaml_with_what_is_not_served():
+    with pytest.raises(UnsupportedError, match="max_beam_width"):
+        ReplaySSMConfig.from_yaml(GOOD + "max_beam_width: 4\n")
+
+
+def run(capsys, *arguments):
+    status = main(["trtllm", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_command_prints_yaml_that_it_reads(capsys, tmp_path):
+    status, out, _ = run(capsys, "yaml", "--window", "16", "--read-copy", "nvfp4")
+    assert status == 0
+    assert "custom_module_dirs" in out
+    config = ReplaySSMConfig.from_yaml(out)
+    assert (config.window, config.read_copy, config.decode) == (16, "nvfp4", True)
+    (tmp_path / "y.yaml").write_text(out, encoding="utf-8")
+    status, out, _ = run(capsys, "check", str(tmp_path / "y.yaml"))
+    assert status == 0
+    assert out.startswith("plugin: ")
+
+
+def test_command_asks_for_speculation(capsys):
+    status, out, _ = run(capsys, "yaml", "--draft", "3")
+    assert status == 0
+    assert yaml.safe_load(out)["speculative_config"] == MTP
+    assert "native" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["yaml", "--window", "2", "--draft", "3", "--decode"], "below the 4 tokens"),
+        (["yaml", "--window", "many"], "window"),
+        (["yaml", "--mode", "native", "--read-copy", "nvfp4"], "mode='plugin'"),
+        (["check"], "needs a YAML file"),
+    ],
+)
+def test_command_refuses_in_one_line(capsys, arguments, message):
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_command_exports_environment(capsys):
+    _, out, _ = run(capsys, "env", "--read-copy", "nvfp4")
+    assert out.startswith("export TRTLLM_REPLAYSSM_CONFIG='{")
+
+
+def test_path_is_a_package_alone_in_its_directory(capsys):
+    status, out, _ = run(capsys, "path")
+    assert status == 0
+    assert Path(out.strip()) == PLUGIN_DIRECTORY
+    assert (PLUGIN_DIRECTORY / "__init__.py").is_file()
+    assert {path.name for path in PLUGIN_DIRECTORY.parent.iterdir()} - {"__pycache__"} == {PLUGIN_DIRECTORY.name}
+
+
+def test_documented_schema_is_that_of_the_code(capsys):
+    _, out, _ = run(capsys, "schema")
+    assert json.loads((DOCS / "trtllm-schema.json").read_text(encoding="utf-8")) == json.loads(out)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_llm") is not None, reason="TensorRT-LLM is installed")
+def test_doctor_without_the_engine():
+    lines = {name: (ok, detail) for name, ok, detail in doctor.report()}
+    assert lines["configuration"][0]
+    assert lines["engine"] == (False, "tensorrt_llm is not installed; YAML can be written, nothing can be served")
