@@ -59,6 +59,11 @@ class ReplayLayers:
         for layer in self.layers[1:]:
             layer.refresh(slots)
 
+    def begin(self, slots: Tensor, position: Tensor | int = 0) -> None:
+        """The engine will write the checkpoints of `slots [n]`: their rings are empty from now on; `refresh` may follow."""
+        (slots,), position = self._real(slots, of=slots), self._counts(position, slots)
+        self.cursors.reset(slots, position)
+
     def flush(self, slots: Tensor) -> None:
         """Fold all committed records of `slots [n]` now; pending drafts are dropped."""
         (slots,) = self._real(slots, of=slots)
@@ -71,8 +76,12 @@ class ReplayLayers:
         """See `ReplayState.materialise`; `source`, `target`, `count [n]`, rows with a target of −1 are padding."""
         taken = None if count is None else self._counts(count, target)
         source, target = self._real(source, target, of=target)
+        origin, committed = self.cursors.read("origin", source), self.cursors.read("committed", source)
+        counts = committed if taken is None else torch.minimum(torch.as_tensor(taken).clamp(min=0), committed)
+        counts = counts.to(torch.int32)
         for layer in self.layers:
-            layer.materialise(source, target, taken)
+            layer.backend.fold_into(layer.layer, source, target, origin, counts, torch.zeros_like(counts))
+        self.cursors.reset(target, self.cursors.read("position", source) - committed + counts)
 
     def commit(self, slots: Tensor, accepted: Tensor) -> None:
         """Accept the first `accepted [B]` of the new tokens that `slots [B]` await; see `ReplayState.commit`.

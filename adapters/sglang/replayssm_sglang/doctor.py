@@ -1,0 +1,32 @@
+"""Checks of the SGLang adapter for `replayssm doctor`. A failed probe is a value, never an exception."""
+
+from __future__ import annotations
+
+import importlib
+
+Report = list[tuple[str, bool, str]]
+
+MODULES = ("launch", "arguments", "facts", "install")
+
+
+def report() -> Report:
+    """`(name, ok, detail)` for the adapter, the installed SGLang and each symbol of it that differs."""
+    try:
+        surface = importlib.import_module("replayssm_sglang.surface")
+        for name in MODULES:
+            importlib.import_module(f"replayssm_sglang.{name}")
+    except Exception as error:
+        # Whatever breaks an import is what the report is for.
+        return [("adapter", False, f"cannot be imported: {type(error).__name__}: {error}")]
+    version = surface.version()
+    if version == "absent":
+        return [("sglang", False, "is not installed")]
+    oldest, newest = surface.TESTED
+    lines: Report = [("sglang", True, f"{version}; tested with {oldest} and {newest}")]
+    verdicts = list(surface.report())
+    wrong = [(symbol.path, False, reason) for symbol, (ok, reason) in verdicts if not ok]
+    return [
+        *lines,
+        ("surface", not wrong, f"{len(verdicts) - len(wrong)} of {len(verdicts)} symbols as expected"),
+        *wrong,
+    ]

@@ -1,0 +1,106 @@
+"""A scheduler process: our parts in place of SGLang's, each verified."""
+
+from __future__ import annotations
+
+import functools
+
+from replayssm import LayerKind, ReplayConfig, ReplaySSMError
+from replayssm_sglang import arguments, budget, facts, launch, mamba2, pool, prefill, session, speculation, surface
+from replayssm_sglang.calls import Foreign
+from replayssm_sglang.delta import DeltaKernel
+from replayssm_sglang.report import log_layers
+from replayssm_sglang.session import Session
+
+
+def install(config: ReplayConfig, server_args: Foreign) -> Session:
+    """Start the session of this process and hook SGLang.
+
+    Raises:
+        SystemExit: a hook did not take.
+    """
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    view = surface.resolved(server_args)
+    started = session.start(config)
+    started.draft, started.tree = arguments.draft_length(view), arguments.drafts_trees(view)
+    started.running_requests = int(getattr(view, "max_running_requests", None) or 0)
+    for symbol, hook, kind in (
+        (surface.LOAD_MODEL, before_load, HookType.BEFORE),
+        (surface.HANDLE_MAX_MAMBA_CACHE, budget.fit_slots, HookType.AROUND),
+        (surface.FORWARD_METADATA, prefill.begin, HookType.AFTER),
+        (surface.TRACK_DECODE, prefill.around_tracking, HookType.AROUND),
+        (surface.GDN_INIT, take_delta_kernels, HookType.AFTER),
+        (surface.KDA_INIT, take_delta_kernels, HookType.AFTER),
+        (surface.GDN_EXTEND, prefill.around_delta, HookType.AROUND),
+        (surface.KDA_EXTEND, prefill.around_delta, HookType.AROUND),
+        (surface.MAMBA2_INIT, build_mamba2, HookType.AFTER),
+        (surface.MAMBA2_FORWARD, prefill.around_mamba2, HookType.AROUND),
+        (surface.SSU, mamba2.selective_state_update, HookType.REPLACE),
+        (surface.COMMIT, speculation.note_acceptance, HookType.BEFORE),
+        (surface.UPDATE_AFTER_VERIFY, speculation.commit, HookType.REPLACE),
+    ):
+        HookRegistry.register(symbol.path, functools.partial(hook, started), kind)
+    HookRegistry.apply_hooks()
+    missing = [symbol.path for symbol in surface.REPLACED if not surface.wrapped_by_us(symbol)]
+    if missing:
+        launch.refuse(f"SGLang's hook registry did not take {', '.join(missing)}; see its log")
+    # A class attribute, which the registry does not reach.
+    HybridReqToTokenPool.mamba_pool_cls = pool.pool_class(HybridReqToTokenPool.mamba_pool_cls, started)
+    return started
+
+
+def before_load(started: Session, runner: Foreign) -> None:
+    """Before `ModelRunner.load_model`: the layers' geometry, and whether the core serves it, before weights are read."""
+    if runner.is_draft_worker:
+        return
+    import torch
+    from sglang.srt.configs import hybrid_arch
+
+    try:
+        kind = facts.layer_kind(runner.model_config, hybrid_arch)
+        params = hybrid_arch.mambaish_config(runner.model_config).mamba2_cache_params
+        started.facts = facts.read_facts(kind, params, runner.model_config.dtype)
+        started.check(torch.device(runner.device))
+    except ReplaySSMError as error:
+        launch.refuse(str(error))
+
+
+def take_delta_kernels(started: Session, _result: None, backend: Foreign, runner: Foreign) -> None:
+    """After the GDN or KDA backend was made: its decode and verify kernels are ours, its prefill stays."""
+    if runner.is_draft_worker:
+        return
+    kernel, dispatcher = DeltaKernel(started), backend.kernel_dispatcher
+    for name in ("decode_kernel", "verify_kernel", "tree_verify_kernel"):
+        if hasattr(dispatcher, name):
+            setattr(dispatcher, name, kernel)
+    for name in ("supports_packed_decode", "supports_packed_decode_safe_gate"):
+        if hasattr(dispatcher, name):
+            setattr(dispatcher, name, True)
+    _keep_off_fused_paths(backend)
+    started.build(decay_rates=None)
+    log_layers(started)
+
+
+def build_mamba2(started: Session, _result: None, _backend: Foreign, runner: Foreign) -> None:
+    """After the Mamba-2 backend was made: the layers, with the decay rates of the loaded model."""
+    if runner.is_draft_worker or started.recurrence.kind is not LayerKind.MAMBA2:
+        return
+    from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
+
+    layer_ids = sorted(runner.req_to_token_pool.mamba_map)
+    try:
+        started.build(mamba2.decay_rates(runner.model, MambaMixer2, layer_ids))
+    except ReplaySSMError as error:
+        launch.refuse(str(error))
+    log_layers(started)
+
+
+def _keep_off_fused_paths(backend: Foreign) -> None:
+    """SGLang's KDA backend has paths that never ask the dispatcher; the general one is always taken."""
+    if hasattr(backend, "_fused_chain_verify_fn"):
+        backend._fused_chain_verify_fn = None
+    if getattr(backend, "accept_lens_pool", None) is not None:
+        launch.refuse("FlashInfer's KDA verify commits on its own; use --linear-attn-verify-backend triton")
+    if hasattr(backend, "supports_prefill_graph_extend"):
+        backend.supports_prefill_graph_extend = lambda: False

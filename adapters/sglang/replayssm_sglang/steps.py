@@ -1,0 +1,54 @@
+"""One forward pass as one step of the protocol: the first layer plans, the last one settles.
+
+Layers run in order, so no engine call is needed around them, and all of it, the flush decision included, is on the device:
+a CUDA graph that captures the layers captures the step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from replayssm import ReplayLayers, StepError, TokenInputs
+from replayssm.cursors import PAD_SLOT, StepPlan
+
+
+class Steps:
+    """Runs the recurrent layers of a model.
+
+    Args:
+        layers: all of this rank, in order.
+    """
+
+    def __init__(self, layers: ReplayLayers) -> None:
+        self.layers = layers
+        self._plan: StepPlan | None = None
+
+    def decode(self, index: int, inputs: TokenInputs, slots: Tensor) -> Tensor:
+        """Layer `index` of a step of one token a row, accepted at once: outputs `[B, 1, H, V]`."""
+        out = self.verify(index, inputs, slots)
+        if index == len(self.layers) - 1:
+            self.layers.first.commit(1)
+        return out
+
+    def verify(self, index: int, inputs: TokenInputs, slots: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Layer `index` of a step whose acceptance comes later: outputs `[B, T, H, V]`.
+
+        Args:
+            slots: `[B]` SGLang's, of which 0 and below are padding.
+            parents: `[B, T]` draft trees, chains when None; the first token of a row is always its root.
+        """
+        if index == 0:
+            self._plan = self.layers.first.plan(inputs, real_slots(slots), parents=parents)
+        if self._plan is None:
+            raise StepError(f"recurrent layer {index} ran before layer 0; the model skips layers, which is not served")
+        out = self.layers[index].run(self._plan, inputs)
+        if index == len(self.layers) - 1:
+            self.layers.first.settle(self._plan)
+            self._plan = None
+        return out
+
+
+def real_slots(slots: Tensor) -> Tensor:
+    """SGLang's slots `[B]` → the core's: its slot 0 is where padded rows point, and some paths use −1."""
+    return torch.where(slots > 0, slots.long(), PAD_SLOT)

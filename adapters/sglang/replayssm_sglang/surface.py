@@ -1,0 +1,178 @@
+"""Every SGLang symbol that this adapter reads, calls or replaces, and what it must look like.
+
+Probed by signature: a version only says what was tested. `register`, `replayssm doctor --engine sglang` and the contract
+test check all of it; an SGLang that does not match is refused with the first difference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+from replayssm_sglang.calls import Foreign
+
+Verdict = tuple[bool, str]
+
+TESTED = ("0.5.16", "0.5.23")
+"""Oldest and newest release that the adapter was run with."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """One symbol.
+
+    Attributes:
+        path: dotted, as SGLang's hook registry takes it.
+        parameters: names that its signature must have; None for what is not called.
+        use: why we need it.
+    """
+
+    path: str
+    parameters: tuple[str, ...] | None
+    use: str
+
+
+_SRT = "sglang.srt"
+_LINEAR = f"{_SRT}.layers.attention.linear"
+_HYBRID = f"{_SRT}.layers.attention.hybrid_linear_attn_backend"
+_POOL = f"{_SRT}.mem_cache.memory_pool"
+_SIZES = f"{_SRT}.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_STATE = ("ssm_states", "cache_indices")
+_DELTA = ("q", "k", "v", "a", "b", "A_log", "dt_bias", *_STATE)
+
+ADD_CLI_ARGS = Symbol(f"{_SRT}.server_args.ServerArgs.add_cli_args", ("parser",), "flags")
+FROM_CLI_ARGS = Symbol(f"{_SRT}.server_args.ServerArgs.from_cli_args", ("args",), "flags")
+CHECK_SERVER_ARGS = Symbol(f"{_SRT}.server_args.ServerArgs.check_server_args", ("self",), "refusals before a launch")
+SCHEDULER_INIT = Symbol(f"{_SRT}.managers.scheduler.Scheduler.__init__", ("server_args",), "start of a scheduler")
+
+LOAD_MODEL = Symbol(f"{_SRT}.model_executor.model_runner.ModelRunner.load_model", ("self",), "geometry before weights")
+HANDLE_MAX_MAMBA_CACHE = Symbol(f"{_SIZES}._handle_max_mamba_cache", ("total_rest_memory",), "number of slots")
+POOL_CLASS = Symbol(f"{_POOL}.HybridReqToTokenPool.mamba_pool_cls", None, "state pool")
+FORWARD_METADATA = Symbol(f"{_HYBRID}.MambaAttnBackendBase._forward_metadata", ("forward_batch",), "prefill")
+TRACK_DECODE = Symbol(
+    f"{_HYBRID}.MambaAttnBackendBase._track_mamba_state_decode",
+    ("forward_batch", "conv_states", *_STATE),
+    "states for the prefix cache",
+)
+GDN_INIT = Symbol(f"{_LINEAR}.gdn_backend.GDNAttnBackend.__init__", ("model_runner",), "GDN layers")
+GDN_EXTEND = Symbol(f"{_LINEAR}.gdn_backend.GDNAttnBackend.forward_extend", ("layer", "forward_batch"), "GDN prefill")
+KDA_INIT = Symbol(f"{_LINEAR}.kda_backend.KDAAttnBackend.__init__", ("model_runner",), "KDA layers")
+KDA_EXTEND = Symbol(f"{_LINEAR}.kda_backend.KDAAttnBackend.forward_extend", ("layer", "forward_batch"), "KDA prefill")
+MAMBA2_INIT = Symbol(f"{_HYBRID}.Mamba2AttnBackend.__init__", ("model_runner",), "Mamba-2 layers")
+MAMBA2_FORWARD = Symbol(
+    f"{_HYBRID}.Mamba2AttnBackend.forward", ("mixer", "layer_id", "forward_batch"), "Mamba-2 prefill and tracking"
+)
+SSU = Symbol(
+    "sglang.kernels.ops.mamba.triton_ops.ssu_dispatch.selective_state_update",
+    (
+        *("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices", "out"),
+        *("disable_state_update", "retrieve_parent_token"),
+    ),
+    "Mamba-2 layers",
+)
+COMMIT = Symbol(
+    f"{_SRT}.speculative.spec_utils.commit_mamba_states_after_verify",
+    ("target_worker", "batch", "accept_lens", "accept_index", "draft_token_num"),
+    "acceptance",
+)
+UPDATE_AFTER_VERIFY = Symbol(
+    f"{_HYBRID}.HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
+    ("last_correct_step_indices", "mamba_track_indices", "mamba_steps_to_track", "model"),
+    "acceptance",
+)
+
+REPLACED = (
+    *(ADD_CLI_ARGS, FROM_CLI_ARGS, CHECK_SERVER_ARGS, SCHEDULER_INIT),
+    *(LOAD_MODEL, HANDLE_MAX_MAMBA_CACHE, FORWARD_METADATA, TRACK_DECODE),
+    *(GDN_INIT, GDN_EXTEND, KDA_INIT, KDA_EXTEND, MAMBA2_INIT, MAMBA2_FORWARD, SSU, COMMIT, UPDATE_AFTER_VERIFY),
+)
+"""Functions that are wrapped or replaced."""
+
+READ = (
+    POOL_CLASS,
+    Symbol(f"{_SRT}.plugins.hook_registry.HookRegistry.register", ("target", "hook", "hook_type"), "hooks"),
+    Symbol(f"{_SRT}.plugins.hook_registry.HookRegistry.apply_hooks", (), "hooks"),
+    Symbol(f"{_SRT}.configs.hybrid_arch.mambaish_config", ("model_config",), "which layers"),
+    Symbol(f"{_SRT}.configs.hybrid_arch.hybrid_gdn_config", ("model_config",), "which layers"),
+    Symbol(f"{_SRT}.configs.hybrid_arch.kimi_linear_config", ("model_config",), "which layers"),
+    Symbol(f"{_SRT}.configs.model_config.ModelConfig.from_server_args", ("server_args",), "which layers"),
+    Symbol(f"{_POOL}.MambaPool.__init__", ("size", "cache_params", "mamba_layer_ids", "device"), "state pool"),
+    Symbol(f"{_POOL}.MambaPool.clear_slots", ("indices",), "state pool"),
+    Symbol(f"{_POOL}.MambaPool.copy_from", ("src_indices", "dst_indices"), "state pool"),
+    Symbol(f"{_POOL}.MambaPool.get_cpu_copy", ("indices",), "state pool"),
+    Symbol(f"{_POOL}.MambaPool.load_cpu_copy", ("mamba_cache_cpu", "indices"), "state pool"),
+    Symbol(f"{_LINEAR}.gdn_backend.GDNKernelDispatcher.packed_decode", ("mixed_qkv", "a", "b", *_STATE), "GDN layers"),
+    Symbol(f"{_LINEAR}.gdn_backend.GDNKernelDispatcher.target_verify", _DELTA, "GDN layers"),
+    Symbol(f"{_LINEAR}.kda_backend.KDAKernelDispatcher.packed_decode", ("mixed_qkv", "a", "b", *_STATE), "KDA layers"),
+    Symbol(f"{_LINEAR}.kda_backend.KDAKernelDispatcher.target_verify", _DELTA, "KDA layers"),
+    Symbol(f"{_SRT}.layers.attention.mamba.mamba.MambaMixer2.forward", ("layer_cache", "metadata"), "Mamba-2 layers"),
+    Symbol(
+        "sglang.kernels.ops.mamba.mamba_state_scatter_triton.fused_conv_window_scatter_with_mask",
+        ("dst", "src", "dst_indices_raw", "step_indices_raw"),
+        "convolution states after acceptance",
+    ),
+)
+"""What is called or subclassed."""
+
+_VIEWS = (f"{_SRT}.arg_groups.overrides", f"{_SRT}.arg_groups.model_override_base")
+"""Homes of `resolved_view`, by release."""
+
+
+def version() -> str:
+    """Of the installed SGLang; "absent" without one."""
+    try:
+        return installed_version("sglang")
+    except PackageNotFoundError:
+        return "absent"
+
+
+def check() -> Verdict:
+    """Whether the installed SGLang has the whole surface: `(True, "")` or the first difference."""
+    return next((verdict for _, verdict in report() if not verdict[0]), (True, ""))
+
+
+def report() -> Iterator[tuple[Symbol, Verdict]]:
+    """Every symbol with its verdict."""
+    for symbol in (*REPLACED, *READ):
+        yield symbol, probe(symbol)
+
+
+def probe(symbol: Symbol) -> Verdict:
+    """Whether a symbol is there with the parameters that we use."""
+    try:
+        found = pkgutil.resolve_name(symbol.path)
+    except Exception as error:
+        # An engine's import may fail with anything; that is the finding.
+        return False, f"{symbol.path} ({symbol.use}): {type(error).__name__}: {error}"
+    if symbol.parameters is None:
+        return True, ""
+    names = tuple(inspect.signature(found).parameters)
+    missing = [name for name in symbol.parameters if name not in names]
+    if missing:
+        return False, f"{symbol.path} ({symbol.use}) lacks {', '.join(missing)}; it has {', '.join(names)}"
+    return True, ""
+
+
+def wrapped_by_us(symbol: Symbol) -> bool:
+    """Whether SGLang's registry put a wrapper on a function."""
+    return hasattr(pkgutil.resolve_name(symbol.path), "__wrapped__")
+
+
+def resolved(server_args: Foreign) -> Foreign:
+    """Server arguments as SGLang resolved them.
+
+    0.5.23 keeps the operator's values apart from its decisions, 0.5.16 writes decisions over them.
+    """
+    for home in _VIEWS:
+        try:
+            view = getattr(importlib.import_module(home), "resolved_view", None)
+        except ImportError:
+            continue
+        if view is not None:
+            return view(server_args)
+    return server_args

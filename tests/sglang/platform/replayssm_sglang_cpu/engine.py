@@ -1,0 +1,49 @@
+"""SGLang's own code that looks for a GPU: sent to its Triton forms, or to plain torch."""
+
+import os
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+_SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
+SCALE = "REPLAYSSM_TEST_WEIGHT_SCALE"
+"""Largest dummy weight; SGLang's own are so small that all tokens come out alike."""
+
+
+def redirect() -> None:
+    """Bind them, and register the hooks that do the rest."""
+    _bind_convolutions()
+    _build_trees_in_triton()
+    for name in ("fused_conv_window_scatter_with_mask", "fused_mamba_state_scatter_with_mask"):
+        HookRegistry.register(_SCATTER + name, scatter, HookType.REPLACE)
+    if SCALE in os.environ:
+        HookRegistry.register("sglang.srt.model_loader.weight_utils.initialize_dummy_weights", _scaled, HookType.BEFORE)
+
+
+def scatter(dst, src, dst_indices_raw, step_indices_raw, src_indices_raw=None) -> None:
+    """dst[:, dst_indices[i]] = src[:, src_indices[i], steps[i]] wherever slot and step are not negative."""
+    steps, slots = step_indices_raw.long(), dst_indices_raw.long()
+    rows = torch.arange(len(steps)) if src_indices_raw is None else src_indices_raw.long()
+    real = (steps >= 0) & (slots >= 0)
+    if dst.numel() and bool(real.any()):
+        dst[:, slots[real]] = src[:, rows[real], steps[real]].to(dst.dtype)
+
+
+def _bind_convolutions() -> None:
+    from sglang.kernels.ops.mamba import causal_conv1d_triton as triton_forms
+    from sglang.srt.layers.attention.mamba import mamba
+
+    mamba.causal_conv1d_fn = mamba.causal_conv1d_fn_triton = triton_forms.causal_conv1d_fn
+    mamba.causal_conv1d_update = mamba.causal_conv1d_update_triton = triton_forms.causal_conv1d_update
+
+
+def _build_trees_in_triton() -> None:
+    """Elsewhere a compiled operator builds and verifies draft trees."""
+    from sglang.kernels.ops.speculative import spec_tree
+
+    spec_tree._is_xpu = True
+
+
+def _scaled(model, *args, **kwargs):
+    bound = float(os.environ[SCALE])
+    return (model,), {**kwargs, "low": -bound, "high": bound}
