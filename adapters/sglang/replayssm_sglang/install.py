@@ -42,7 +42,7 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
     ):
         HookRegistry.register(symbol.path, functools.partial(hook, started), kind)
     HookRegistry.apply_hooks()
-    missing = [symbol.path for symbol in surface.REPLACED if not surface.wrapped_by_us(symbol)]
+    missing = [symbol.path for symbol in surface.REPLACED if not surface.wrapped(symbol)]
     if missing:
         launch.refuse(f"SGLang's hook registry did not take {', '.join(missing)}; see its log")
     # A class attribute, which the registry does not reach.

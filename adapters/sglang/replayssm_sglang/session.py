@@ -148,7 +148,8 @@ class Session:
                 device=device,
                 buffers=buffers,
                 cursors=cursors,
-                check_inputs=self.config.checks_values(device.type),
+                # Only on request: what one request brings must not stop the server for all.
+                check_inputs=self.config.check_inputs == "always",
                 seed=self.config.seed,
             )
             cursors = layer.cursors

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from types import ModuleType
 
 from replayssm_sglang.calls import Foreign
 
@@ -145,7 +145,7 @@ def report() -> Iterator[tuple[Symbol, Verdict]]:
 def probe(symbol: Symbol) -> Verdict:
     """Whether a symbol is there with the parameters that we use."""
     try:
-        found = pkgutil.resolve_name(symbol.path)
+        found = resolve(symbol.path)
     except Exception as error:
         # An engine's import may fail with anything; that is the finding.
         return False, f"{symbol.path} ({symbol.use}): {type(error).__name__}: {error}"
@@ -158,9 +158,20 @@ def probe(symbol: Symbol) -> Verdict:
     return True, ""
 
 
-def wrapped_by_us(symbol: Symbol) -> bool:
+def resolve(path: str) -> Foreign:
+    """The object of a dotted path. Unlike `pkgutil.resolve_name`, an import that fails says why."""
+    first, *rest = path.split(".")
+    found: Foreign = importlib.import_module(first)
+    for part in rest:
+        if isinstance(found, ModuleType) and not hasattr(found, part):
+            importlib.import_module(f"{found.__name__}.{part}")
+        found = getattr(found, part)
+    return found
+
+
+def wrapped(symbol: Symbol) -> bool:
     """Whether SGLang's registry put a wrapper on a function."""
-    return hasattr(pkgutil.resolve_name(symbol.path), "__wrapped__")
+    return hasattr(resolve(symbol.path), "__wrapped__")
 
 
 def resolved(server_args: Foreign) -> Foreign:
