@@ -72,7 +72,8 @@ class ReplayLayers:
                 device=self.device,
                 buffers=buffers,
                 cursors=self.cursors,
-                check_inputs=False,
+                # On a GPU a check of values would wait for it.
+                check_inputs=self.device.type == "cpu",
                 seed=seed,
             )
             for A, buffers, seed in zip(constants, self.buffers, self._seeds, strict=True)
@@ -170,11 +171,10 @@ class ReplayLayers:
         """Make read copies of the checkpoints as they are now; the checkpoints keep their bits."""
         if self.layout.precision.read_copy is None:
             return
-        cursors = {name: self.cursors.read(name, slots) for name in self.cursors.NAMES}
         for state in filter(None, self._states):
             for part in slots.split(REFRESHED_TOGETHER):
-                state.load(part, state.layer.buffers[CHECKPOINT][part])
-        self.cursors.restore(slots, cursors)
+                stored = state.layer.buffers[CHECKPOINT][part].to(self.layout.compute_dtype)
+                state.backend.store(state.layer, part, stored, torch.zeros_like(part, dtype=torch.int32))
 
 
 def scratch_bytes(layout: StateLayout) -> int:

@@ -39,15 +39,23 @@ class Router:
             state.attach({layer: constant() for layer, constant in self._constants.items()})
         contexts = int(attn_metadata.num_contexts)
         state.begin(contexts, dummy_mask(manager, state))
-        self._state = state
+        self.enter(state)
         try:
             yield
         except BaseException:
             state.fail()
             raise
         finally:
-            self._state = None
+            self.leave()
         state.finish(attn_metadata.mamba_metadata.state_indices[:contexts])
+
+    def enter(self, state: ReplaySSMState) -> None:
+        """Mixers step this state from now on."""
+        self._state = state
+
+    def leave(self) -> None:
+        """Mixers step no state."""
+        self._state = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, layer_id: int, inputs: TokenInputs, slots: Tensor, *, standard: bool) -> Tensor:

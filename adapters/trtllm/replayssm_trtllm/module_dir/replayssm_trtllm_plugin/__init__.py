@@ -1,3 +1,3 @@
 """What `--custom_module_dirs` imports: the registration of the plugin's models."""
 
-from replayssm_trtllm import models as models
+import replayssm_trtllm.models  # noqa: F401  imported to register

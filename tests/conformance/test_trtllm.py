@@ -1,0 +1,33 @@
+"""The TensorRT-LLM adapter passes the kit, with its state object and mixers' operators in place of `ReplayState`."""
+
+from __future__ import annotations
+
+import pytest
+
+from replayssm import InputError
+from replayssm.conformance.suite import BackendConformance
+from replayssm_trtllm.conformance import TrtllmSubject
+
+
+class TestTrtllm(BackendConformance):
+    subject = TrtllmSubject()
+
+    @pytest.mark.parametrize("window", [4, 7, 16, 40])
+    def test_every_window_that_is_served(self, layer, seed, window):
+        driver = self.drive(self.layout(layer, window=window), seed)
+        driver.load([0, 5])
+        for _ in range(12):
+            driver.random_step([0, 5])
+        driver.check()
+
+    def test_a_draft_as_long_as_the_window_poorly_accepted(self, layer, seed):
+        driver = self.drive(self.layout(layer, window=16, draft=16), seed)
+        driver.load([0, 1])
+        for accepted in [1] * 8 + [16, 0, 16, 1]:
+            driver.step([0, 1], 16)
+            driver.commit(accepted)
+        driver.check()
+
+    def test_a_window_below_the_draft_is_refused(self, layer, seed):
+        with pytest.raises(InputError, match="below the 4 tokens"):
+            self.drive(self.layout(layer, window=3, draft=4), seed)
