@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lives import Life
-from small_engine import base, installed, models
+from small_engine import base, earlier, installed, models
 
 from replayssm import InputError, UnsupportedError
 from replayssm_trtllm import ReplaySSMConfig, compat, selector
@@ -208,6 +208,40 @@ def test_a_rank_without_recurrent_layers_serves_nothing_and_fails_nothing(monkey
     manager.on_state_transfer_complete([3])
     assert manager.get_replay_state_update_metadata() is None
     manager.shutdown()
+
+
+def test_a_strategy_that_the_engine_chose_gives_way(monkeypatch):
+    installed.install(monkeypatch, "B")
+    importlib.import_module("replayssm_trtllm.models")
+    cls = select(models.model_config(config()), None)
+    arguments, keywords = manager_arguments(state_update_strategy=earlier.Plain())
+    assert cls(*arguments, **keywords).strategy.key == "replayssm"
+
+
+def test_a_pipeline_rank_may_have_no_recurrent_layer(engine):
+    mapping = base.Mapping(pp_size=2)
+    assert engine["NemotronHForCausalLM"](models.model_config(config(layers=0), mapping=mapping))
+
+
+def test_registered_classes_are_found_by_module_and_name(engine):
+    for cls in engine.values():
+        assert getattr(sys.modules[cls.__module__], cls.__name__) is cls
+
+
+def test_a_recurrent_layer_of_a_drafter_is_refused(monkeypatch):
+    life = Life(monkeypatch, "C", "mamba2", fields={"window": 5})
+    life.state.begin(0, None)
+    with pytest.raises(UnsupportedError, match="layer 77 is not of this cache"):
+        life.state.step(77, None, torch.zeros(1), standard=True)
+
+
+@pytest.mark.parametrize("state", [None, "auto", "float16", torch.bfloat16])
+def test_estimates_know_dtypes_by_name(monkeypatch, state):
+    life = Life(monkeypatch, "C", "mamba2", fields={"window": 5, "read_copy": "nvfp4"}, dtype=torch.float32)
+    made = models.model_config(life.config.pretrained_config, ssm_dtype=state)
+    made.pretrained_config.torch_dtype = "float32"
+    estimate = type(life.manager)._extra_state_bytes_per_rank(made, made.mapping)
+    assert estimate == life.manager.scratch_seen
 
 
 def test_a_layer_of_the_cache_without_a_mixer_is_refused(monkeypatch):

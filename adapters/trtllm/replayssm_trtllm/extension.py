@@ -36,7 +36,7 @@ class ReplaySSMModel:
         tp = self.replayssm_engine.effective_tp(model_config.mapping)
         check_model(config, self.replayssm_kind, model_config, tp)
         super().__init__(model_config, *args, **kwargs)  # type: ignore[call-arg]
-        self.replayssm_router = reroute(self, self.replayssm_kind)
+        self.replayssm_router = reroute(self, self.replayssm_kind, model_config.mapping.pp_size)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  the engine's
         """See the engine's model."""
@@ -50,16 +50,16 @@ class ReplaySSMModel:
         return "V2"
 
 
-def reroute(model: Any, kind: LayerKind) -> Router:  # noqa: ANN401  the engine's module
-    """Reroute all recurrent mixers of a model.
+def reroute(model: Any, kind: LayerKind, pipeline: int = 1) -> Router:  # noqa: ANN401  the engine's module
+    """Reroute all recurrent mixers of a model; a rank of a pipeline of several may have none.
 
     Raises:
-        UnsupportedError: it has none.
+        UnsupportedError: the model has none.
     """
     module, name = (MAMBA2_MODULE, MAMBA2_MIXER) if kind is MAMBA2 else (GDN_MODULE, GDN_MIXER)
     mixer_class = find(module, name)
     mixers = [part for part in model.modules() if isinstance(part, mixer_class)]
-    if not mixers:
+    if not mixers and pipeline == 1:
         raise UnsupportedError(f"{type(model).__name__} has no {name} layers; there is nothing to replay")
     if kind is MAMBA2:
         router = Router(kind, {int(m.layer_idx): functools.partial(mixer_mamba2.constant, m) for m in mixers})

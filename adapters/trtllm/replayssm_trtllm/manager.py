@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from types import new_class
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -74,6 +75,7 @@ class ReplaySSMManager:
 
     def on_state_transfer_complete(self, request_ids: Sequence[int]) -> None:
         """See the engine's manager."""
+        super().on_state_transfer_complete(request_ids)  # type: ignore[misc]
         known: dict[int, int] = getattr(self, "_request_id_to_state_index", {})
         self.replayssm_state().on_transfer([known[request] for request in request_ids if request in known])
 
@@ -177,4 +179,4 @@ def make_manager_class(base: type, engine: Engine, kind: LayerKind, config: Repl
             f"{base.__name__} is not a {engine.manager.__name__}; set kv_cache_config.use_kv_cache_manager_v2=true"
         )
     attributes = {"replayssm_config": config, "replayssm_kind": kind, "replayssm_engine": engine}
-    return type(f"ReplaySSM{base.__name__}", (engine.mixin, base), attributes)
+    return new_class(f"ReplaySSM{base.__name__}", (engine.mixin, base), exec_body=lambda body: body.update(attributes))

@@ -9,6 +9,7 @@ Raises:
 
 from __future__ import annotations
 
+from types import new_class
 from typing import Any
 
 from replayssm_trtllm import selector
@@ -23,7 +24,7 @@ def extend(entry: Architecture, engine: Engine) -> type:
     """The engine's model class with replay."""
     base: Any = find(entry.module, entry.cls)
     attributes = {"replayssm_kind": entry.kind, "replayssm_engine": engine, "__module__": __name__}
-    return type(f"ReplaySSM{entry.cls}", (ReplaySSMModel, base), attributes)
+    return new_class(f"ReplaySSM{entry.cls}", (ReplaySSMModel, base), exec_body=lambda body: body.update(attributes))
 
 
 def register() -> dict[str, type]:
@@ -38,3 +39,5 @@ def register() -> dict[str, type]:
 
 
 REGISTERED = register()
+# A class is looked up by its module and name wherever it is pickled.
+globals().update({cls.__name__: cls for cls in REGISTERED.values()})

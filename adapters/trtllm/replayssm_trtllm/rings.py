@@ -15,6 +15,7 @@ from torch import Tensor
 from replayssm import InputError, ReplayState, StateLayout, StepError, TokenInputs, UnsupportedError
 from replayssm.backends import load_backend
 from replayssm.capability import supports
+from replayssm.capture import capturing
 from replayssm.cursors import PAD_SLOT
 from replayssm.schedule import FlushPolicy
 
@@ -61,7 +62,14 @@ class ReplayLayers:
         return all(state is not None for state in self._states)
 
     def attach(self, constants: Sequence[Tensor | None]) -> None:
-        """Give every layer its constants: `A [H]` below 0 for Mamba-2, None for Gated DeltaNet."""
+        """Give every layer its constants: `A [H]` below 0 for Mamba-2, None for Gated DeltaNet.
+
+        Raises:
+            InputError: another number of layers.
+            StepError: while a CUDA graph is captured.
+        """
+        if capturing(self.device):
+            raise StepError("the first forward is being captured; run one before the capture, as a warm-up does")
         if len(constants) != len(self._states):
             raise InputError(f"{len(constants)} layers are attached to a cache of {len(self._states)}")
         self._states = [

@@ -44,9 +44,9 @@ def bytes_per_rank(
         use_separate_draft_kv_cache=use_separate_draft_kv_cache,
     )
     pretrained = text_config(model_config.pretrained_config)
-    activation = getattr(pretrained, "torch_dtype", None) or DEFAULT_ACTIVATION
+    activation = _dtype(getattr(pretrained, "torch_dtype", None), DEFAULT_ACTIVATION)
     quantization = getattr(model_config, "quant_config", None)
-    state_dtype = getattr(quantization, "mamba_ssm_cache_dtype", None) or activation
+    state_dtype = _dtype(getattr(quantization, "mamba_ssm_cache_dtype", None), activation)
     layout = layer_layout(
         config,
         geometry_of(kind, pretrained, engine.effective_tp(mapping)),
@@ -56,6 +56,14 @@ def bytes_per_rank(
         activation=activation,
     )
     return int(local[1]) * scratch_bytes(layout)
+
+
+def _dtype(given: torch.dtype | str | None, default: torch.dtype) -> torch.dtype:
+    """A dtype that may be a name, or left open."""
+    if given is None or given == "auto":
+        return default
+    named: torch.dtype = getattr(torch, given) if isinstance(given, str) else given
+    return named
 
 
 ESTIMATOR = "replayssm"

@@ -142,9 +142,12 @@ class ReplaySSMState:
 
         Raises:
             StepError: outside of a forward.
+            UnsupportedError: a layer that is not of this cache.
         """
         if self._contexts is None:
             raise StepError("a recurrent layer runs outside of a forward that the plugin's model class opened")
+        if layer_id not in self._layer_ids:
+            raise UnsupportedError(f"recurrent layer {layer_id} is not of this cache; a drafter's own are not served")
         rows = slots.long()
         if self._dummies is not None:
             dummy = self._dummies[self._contexts : self._contexts + len(rows)]

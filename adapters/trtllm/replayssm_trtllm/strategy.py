@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from types import new_class
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ class StrategyCalls:
 @functools.cache
 def make_strategy_class(base: type) -> type:
     """The strategy as a subclass of the engine's abstract class."""
-    return type("ReplaySSMStrategy", (StrategyCalls, base), {})
+    return new_class("ReplaySSMStrategy", (StrategyCalls, base))
 
 
 class ReplaySSMManagerShim(ReplaySSMManager):
@@ -134,7 +135,8 @@ class ReplaySSMManagerShim(ReplaySSMManager):
         strategy.state = self.replayssm_make_state()
         strategy.owners, strategy.moving = SlotOwners(), []
         self._replayssm_strategy = strategy
-        super().__init__(*args, state_update_strategy=strategy, **kwargs)
+        # The engine may have chosen one of its own, which it would have used.
+        super().__init__(*args, **(kwargs | {"state_update_strategy": strategy}))
         self.replayssm_owners, self.replayssm_moving = strategy.owners, strategy.moving
 
     def replayssm_state(self) -> ReplaySSMState:

@@ -100,7 +100,7 @@ def make_later(generation: str, keeps_state: bool):
             raise NotImplementedError("a model's manager implements it")
 
         def on_state_transfer_complete(self, request_ids):
-            pass
+            self.notified = list(request_ids)
 
         def get_ssm_states(self, layer_idx):
             return self.all_ssm_states[self.mamba_layer_offsets[layer_idx]]
