@@ -70,6 +70,7 @@ class Life:
         kind: "mamba2" or "gdn".
         drafts: of a speculating engine, None for ordinary decode.
         fields: of ReplaySSMConfig; None for the engine without the plugin.
+        operand: dtype that a backend rounds operands of products to, where it does.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class Life:
         rows=5,
         mapping=None,
         install=True,
+        operand=None,
     ):
         if install:
             installed.install(monkeypatch, variant)
-        self.kind, self.drafts, self.rows = kind, drafts, rows
+        self.kind, self.drafts, self.rows, self.operand = kind, drafts, rows, operand
         spec = None if drafts is None else SimpleNamespace(tokens_per_gen_step=drafts + 1)
         config = models.pretrained(kind, dtype=dtype, layers=LAYERS)
         if fields is not None:
@@ -109,7 +111,7 @@ class Life:
             self.model.worker = self._report
         self._truth = {}
         self.steps = 0
-        self.generator = torch.Generator().manual_seed(5)
+        self.generator = torch.Generator("cpu").manual_seed(5)
 
     def make_manager(self, slots, ssm, dtype, spec):
         selector = getattr(importlib.import_module(SELECTOR_MODULE), SELECTOR)
@@ -172,7 +174,8 @@ class Life:
         return self.random(1 if self.drafts is None else self.drafts + 1)
 
     def random(self, count):
-        return torch.randint(0, self.config.pretrained_config.vocab_size, (count,), generator=self.generator).tolist()
+        vocabulary = self.config.pretrained_config.vocab_size
+        return torch.randint(0, vocabulary, (count,), generator=self.generator, device="cpu").tolist()
 
     # One forward.
 
@@ -201,8 +204,8 @@ class Life:
             ),
         )
         if self.drafts is not None:
-            random = torch.randint(1, width + 1, (len(rows),), generator=self.generator, dtype=torch.int32)
-            self.accepted = random if accept is None else torch.full_like(random, accept)
+            random = torch.randint(1, width + 1, (len(rows),), generator=self.generator, device="cpu").tolist()
+            self.accepted = torch.tensor(random if accept is None else [accept] * len(rows), dtype=torch.int32)
         spec = None if self.drafts is None else SimpleNamespace(runtime_draft_len=self.drafts)
         ids = torch.tensor([token for _, tokens in rows for token in tokens])
         with torch.no_grad():
@@ -233,7 +236,10 @@ class Life:
     def check_states(self):
         """The first layer, whose inputs no error has reached yet: its states are those of the ordinary recurrence."""
         layers = self.state.layers
-        bound = tolerance(layers.layout, layers.layout.compute_dtype, self.steps, DECAY_SUM).state + self.stored
+        bound = (
+            tolerance(layers.layout, self.operand or layers.layout.compute_dtype, self.steps, DECAY_SUM).state
+            + self.stored
+        )
         for request_id, sequence in self.tokens.items():
             slot = torch.tensor([self.manager.slot_of[request_id]])
             close(layers.state(0, slot)[0].double(), self.truth(sequence)[1], bound, f"state of request {request_id}")
@@ -250,7 +256,7 @@ class Life:
         layout = self.state.layers.layout if self.state is not None else None
         if layout is None:
             return 1e-5
-        one = tolerance(layout, layout.compute_dtype, self.steps, DECAY_SUM).output
+        one = tolerance(layout, self.operand or layout.compute_dtype, self.steps, DECAY_SUM).output
         copy = layout.precision.read_copy
         read = self.stored + (ROUNDOFF[copy] if copy else 0.0)
         return (one + AMPLIFICATION * read) * sum(AMPLIFICATION**i for i in range(LAYERS))

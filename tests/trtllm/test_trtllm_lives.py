@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import fixed_step
 import pytest
 import torch
 from lives import LAYERS, PADDING, Life
@@ -200,6 +201,11 @@ def test_one_step_function_at_fixed_addresses(monkeypatch, kind):
             life.tokens[request] += tokens[request]
     assert indices.data_ptr() == life.manager.cuda_state_indices.data_ptr()
     life.check_states()
+
+
+@each_kind
+def test_steps_at_fixed_addresses_are_the_eager_ones(kind):
+    fixed_step.check(kind, "torch", torch.device("cpu"))
 
 
 @each_variant

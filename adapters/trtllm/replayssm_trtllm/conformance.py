@@ -229,7 +229,11 @@ class PooledState(UndeclaredCalls):
 
 @dataclass(frozen=True)
 class TrtllmSubject:
-    """The TensorRT-LLM adapter's state over one of the core's backends."""
+    """The TensorRT-LLM adapter's state over one of the core's backends.
+
+    Args:
+        rounds_to: dtype that the backend rounds operands of output products to, see `CoreSubject`.
+    """
 
     backend: str = "torch"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -239,6 +243,7 @@ class TrtllmSubject:
     dims: Dims = Dims()
     batches: tuple[int, ...] = (1, 2, 3, 16, 17, 33)
     gaps: Path | None = Path(__file__).with_name("gaps.txt")
+    rounds_to: torch.dtype | None = None
 
     @property
     def name(self) -> str:
@@ -263,7 +268,7 @@ class TrtllmSubject:
 
     def operand(self, activation: torch.dtype) -> torch.dtype:
         """See `Subject.operand`."""
-        return torch.float64 if activation == torch.float64 else torch.float32
+        return self.rounds_to or (torch.float64 if activation == torch.float64 else torch.float32)
 
     def row(self, slot: int) -> int:
         """The pool's slots are the kit's."""
