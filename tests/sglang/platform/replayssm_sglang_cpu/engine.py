@@ -1,6 +1,8 @@
 """SGLang's own code that looks for a GPU: sent to its Triton forms, or to plain torch."""
 
+import importlib
 import os
+from unittest import mock
 
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -38,10 +40,13 @@ def _bind_convolutions() -> None:
 
 
 def _build_trees_in_triton() -> None:
-    """Elsewhere a compiled operator builds and verifies draft trees."""
-    from sglang.kernels.ops.speculative import spec_tree
+    """Elsewhere a compiled operator builds and verifies draft trees; on Intel's XPU it is Triton."""
+    from sglang.kernels.ops.speculative import cache_locs, spec_tree
+    from sglang.srt import utils
 
-    spec_tree._is_xpu = True
+    cache_locs._is_xpu = spec_tree._is_xpu = True
+    with mock.patch.object(utils, "is_xpu", return_value=True):
+        importlib.import_module("sglang.kernels.ops.speculative.reconstruct_tree")
 
 
 def _scaled(model, *args, **kwargs):
