@@ -1,0 +1,81 @@
+"""Arguments of SGLang that do not go with ReplaySSM, and the dtype that its pool gets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from replayssm import ReplayConfig, UnsupportedError
+from replayssm_sglang import arguments
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("enable_linear_replayssm", True),
+        ("enable_linear_replayssm_spec", True),
+        ("enable_gdn_replayssm_spec", True),
+        ("disaggregation_mode", "decode"),
+        ("enable_hierarchical_cache", True),
+        ("enable_int8_mamba_checkpoint", True),
+        ("enable_unified_memory", True),
+        ("enable_torch_compile", True),
+        ("use_ray", True),
+        ("speculative_algorithm", "DSPARK"),
+    ],
+)
+def test_a_refusal_names_the_flag_and_what_to_do(field, value):
+    (reason,) = arguments.conflicts(SimpleNamespace(**{field: value}))
+    assert reason.startswith("--" + field.replace("_", "-"))
+    assert ";" in reason
+
+
+def test_nothing_against_a_plain_launch():
+    view = SimpleNamespace(
+        disaggregation_mode="null", enable_hierarchical_cache=False, speculative_algorithm="NEXTN", use_ray=False
+    )
+    assert not list(arguments.conflicts(view))
+    assert not list(arguments.conflicts(SimpleNamespace()))
+
+
+def speculation(draft, **more):
+    return SimpleNamespace(speculative_algorithm="NEXTN", speculative_num_draft_tokens=draft, **more)
+
+
+def test_a_window_below_the_draft_length_is_refused():
+    (reason,) = arguments.speculation_conflicts(ReplayConfig(window=3), speculation(4))
+    assert "--replayssm-window 3" in reason
+    assert "at least 4" in reason
+    assert not list(arguments.speculation_conflicts(ReplayConfig(window=4), speculation(4)))
+
+
+def test_speculation_over_a_pipeline_is_refused():
+    (reason,) = arguments.speculation_conflicts(ReplayConfig(), speculation(4, pp_size=2))
+    assert "--pp-size" in reason
+    assert not list(arguments.speculation_conflicts(ReplayConfig(), SimpleNamespace(pp_size=2)))
+
+
+def test_drafts_and_trees():
+    assert arguments.draft_length(SimpleNamespace()) == 1
+    assert arguments.draft_length(speculation(4)) == 4
+    assert not arguments.drafts_trees(speculation(4, speculative_eagle_topk=1))
+    assert not arguments.drafts_trees(speculation(4, speculative_eagle_topk=None))
+    assert arguments.drafts_trees(speculation(4, speculative_eagle_topk=2))
+    assert not arguments.drafts_trees(SimpleNamespace(speculative_eagle_topk=2))
+
+
+@pytest.mark.parametrize(("preset", "dtype"), [("exact", "float32"), ("fp16-sr", "float16"), ("dual-nvfp4", "float32")])
+def test_dtype_of_the_pool_follows_the_checkpoint(preset, dtype):
+    config = ReplayConfig(preset=preset)
+    assert arguments.state_dtype(config, None, None) == dtype
+    assert arguments.state_dtype(config, dtype, dtype) == dtype
+
+
+def test_another_dtype_or_a_format_that_prefill_cannot_write_is_refused():
+    with pytest.raises(UnsupportedError, match="--mamba-ssm-dtype bfloat16 differs"):
+        arguments.state_dtype(ReplayConfig(), "bfloat16", None)
+    with pytest.raises(UnsupportedError, match="SGLANG_MAMBA_SSM_DTYPE float16 differs"):
+        arguments.state_dtype(ReplayConfig(), None, "float16")
+    with pytest.raises(UnsupportedError, match="checkpoint of fp8 is not served"):
+        arguments.state_dtype(ReplayConfig(preset="dual-nvfp4-fp8"), None, None)
