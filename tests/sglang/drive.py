@@ -31,7 +31,7 @@ BASE = {
     "context_length": 256,
     "chunked_prefill_size": -1,
     "random_seed": 1,
-    "mem_fraction_static": 0.1,
+    "mem_fraction_static": 0.4,
     "log_level": os.environ.get("REPLAYSSM_TEST_LOG", "error"),
 }
 MARK = "REPLAYSSM-TEST "
