@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from replayssm.capability import CAPABILITIES
-from replayssm.cursors import PAD_SLOT, Cursors
+from replayssm.cursors import PAD_SLOT, Cursors, StepPlan
 from replayssm.errors import InputError
 from replayssm.state import ReplayState
+
+if TYPE_CHECKING:
+    from replayssm.traffic import TrafficMeter
 
 
 class ReplayLayers:
@@ -21,17 +25,20 @@ class ReplayLayers:
 
     Args:
         layers: in the order of the model; all hold the first one's cursors.
+        meter: counts steps (see `record`) and commits, of one layer, for all layers move the same.
 
     Raises:
         InputError: no layers, or one with cursors of its own.
     """
 
-    def __init__(self, layers: Sequence[ReplayState]) -> None:
+    def __init__(self, layers: Sequence[ReplayState], meter: TrafficMeter | None = None) -> None:
         if not layers:
             raise InputError("layers is empty; a model of no recurrent layer has nothing to replay")
         if any(layer.cursors is not layers[0].cursors for layer in layers):
             raise InputError("layers must share cursors: make the others with cursors=first.cursors")
-        self.layers = tuple(layers)
+        self.layers, self.meter = tuple(layers), meter
+        if meter is not None:
+            meter.place(layers[0].device)
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -88,8 +95,14 @@ class ReplayLayers:
 
         Needs no plan, so it serves engines whose steps are graphs: the tokens are those of the slot's last step.
         """
-        self._count(slots, accepted)
+        if self.meter is not None:
+            self.meter.record_commit(self.cursors.read("pending", slots.long()), accepted)
         self.cursors.commit(slots, accepted)
+
+    def record(self, plan: StepPlan) -> None:
+        """Count a step, once for all layers, where there is a meter."""
+        if self.meter is not None:
+            self.meter.record(self.first.layout, plan)
 
     def commit_path(self, slots: Tensor, path: Tensor) -> None:
         """Accept a path `[B, P]` of each slot's draft tree, −1 for padding; see `ReplayState.commit_path`."""
@@ -99,11 +112,6 @@ class ReplayLayers:
         for layer in self.layers:
             layer.backend.compact(layer.layer, awaiting, first, path)
         self.commit(slots, (path >= 0).sum(-1))
-
-    def _count(self, slots: Tensor, accepted: Tensor) -> None:
-        for layer in self.layers:
-            if layer.meter is not None:
-                layer.meter.record_commit(self.cursors.read("pending", slots.long()), accepted)
 
     def _real(self, *slots: Tensor, of: Tensor) -> tuple[Tensor, ...]:
         """The rows of `slots [n]` where `of [n]` is no padding, for backends that look at every row."""

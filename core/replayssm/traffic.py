@@ -93,6 +93,11 @@ class TrafficMeter:
         """Count the accepted of the pending tokens; a repeated commit has none pending."""
         self._add("accepted", torch.minimum(pending, accepted))
 
+    @property
+    def counters(self) -> dict[torch.device, Tensor]:
+        """The sums as they stand on each device: `[len(NAMES)]` int64, for those who will not wait (see `totals`)."""
+        return dict(self._sums)
+
     def totals(self) -> dict[str, int]:
         """The sums as integers, with `rolled_back` = drafted − accepted; waits for the device."""
         sums = sum((sums.cpu() for sums in self._sums.values()), torch.zeros(len(self.NAMES), dtype=torch.int64))

@@ -66,9 +66,9 @@ class MambaPool:
             tensor[:, indices] = saved
 
 
-def make_session(kind=LayerKind.GDN, slots=5, draft=1, tree=False, **config):
+def make_session(kind=LayerKind.GDN, slots=5, draft=1, tree=False, metrics=False, **config):
     """A session with its pool and layers on the CPU: `(session, pool)`; slot 0 is SGLang's padding."""
-    session = Session(ReplayConfig(**{"window": 4, **config}), draft=draft, tree=tree)
+    session = Session(ReplayConfig(**{"window": 4, **config}), draft=draft, tree=tree, metrics=metrics)
     session.facts = ModelFacts(Recurrence(kind, HEADS, GROUPS, V, K), torch.float32)
     params = CacheParams()
     pool = pool_class(MambaPool, session)(

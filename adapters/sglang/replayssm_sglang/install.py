@@ -8,6 +8,7 @@ from replayssm import LayerKind, ReplayConfig, ReplaySSMError
 from replayssm_sglang import arguments, budget, facts, launch, mamba2, pool, prefill, session, speculation, surface
 from replayssm_sglang.calls import Foreign
 from replayssm_sglang.delta import DeltaKernel
+from replayssm_sglang.metrics import Exporter
 from replayssm_sglang.report import log_layers
 from replayssm_sglang.session import Session
 
@@ -24,6 +25,7 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
     view = surface.resolved(server_args)
     started = session.start(config)
     started.draft, started.tree = arguments.draft_length(view), arguments.drafts_trees(view)
+    started.metrics = bool(getattr(view, "enable_metrics", False))
     started.running_requests = int(getattr(view, "max_running_requests", None) or 0)
     for symbol, hook, kind in (
         (surface.LOAD_MODEL, before_load, HookType.BEFORE),
@@ -39,6 +41,7 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
         (surface.SSU, mamba2.selective_state_update, HookType.REPLACE),
         (surface.COMMIT, speculation.note_acceptance, HookType.BEFORE),
         (surface.UPDATE_AFTER_VERIFY, speculation.commit, HookType.REPLACE),
+        (surface.REPORT_DECODE, Exporter().report, HookType.AFTER),
     ):
         HookRegistry.register(symbol.path, functools.partial(hook, started), kind)
     HookRegistry.apply_hooks()

@@ -11,6 +11,7 @@ from torch import Tensor
 from replayssm import Recurrence, ReplayConfig, ReplayLayers, ReplayState, StateLayout, UnsupportedError
 from replayssm.capability import DRAFT, STANDARD, TREE, supports
 from replayssm.cursors import Cursors
+from replayssm.traffic import TrafficMeter
 from replayssm_sglang.facts import STATE_DTYPES, ModelFacts
 from replayssm_sglang.steps import Steps
 
@@ -25,6 +26,7 @@ class Session:
         config: as asked for.
         draft: T, tokens of a verify step; 1 without speculation.
         tree: whether drafts are trees.
+        metrics: whether SGLang exports metrics, and we with it.
         running_requests: most requests that decode at once, 0 when SGLang decides.
         path: `[B, P]` accepted path of each row of the step being committed, None for chains.
         facts: set once the model is known, before its weights load.
@@ -35,6 +37,7 @@ class Session:
     config: ReplayConfig
     draft: int = 1
     tree: bool = False
+    metrics: bool = False
     running_requests: int = 0
     path: Tensor | None = None
     facts: ModelFacts | None = None
@@ -154,7 +157,7 @@ class Session:
             )
             cursors = layer.cursors
             made.append(layer)
-        self._steps = Steps(ReplayLayers(made))
+        self._steps = Steps(ReplayLayers(made, TrafficMeter() if self.metrics else None))
 
     @property
     def _facts(self) -> ModelFacts:

@@ -23,12 +23,13 @@ class Steps:
     def __init__(self, layers: ReplayLayers) -> None:
         self.layers = layers
         self._plan: StepPlan | None = None
+        self._one = torch.ones(1, dtype=torch.int32, device=layers.first.device)
 
     def decode(self, index: int, inputs: TokenInputs, slots: Tensor) -> Tensor:
         """Layer `index` of a step of one token a row, accepted at once: outputs `[B, 1, H, V]`."""
         out = self.verify(index, inputs, slots)
         if index == len(self.layers) - 1:
-            self.layers.first.commit(1)
+            self.layers.commit(real_slots(slots), self._one.expand(len(slots)))
         return out
 
     def verify(self, index: int, inputs: TokenInputs, slots: Tensor, parents: Tensor | None = None) -> Tensor:
@@ -45,6 +46,7 @@ class Steps:
         out = self.layers[index].run(self._plan, inputs)
         if index == len(self.layers) - 1:
             self.layers.first.settle(self._plan)
+            self.layers.record(self._plan)
             self._plan = None
         return out
 

@@ -85,11 +85,27 @@ UPDATE_AFTER_VERIFY = Symbol(
     ("last_correct_step_indices", "mamba_track_indices", "mamba_steps_to_track", "model"),
     "acceptance",
 )
+REPORT_DECODE = Symbol(
+    f"{_SRT}.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats",
+    ("can_run_cuda_graph", "running_batch"),
+    "metrics",
+)
 
 REPLACED = (
     *(ADD_CLI_ARGS, FROM_CLI_ARGS, CHECK_SERVER_ARGS, SCHEDULER_INIT),
     *(LOAD_MODEL, HANDLE_MAX_MAMBA_CACHE, FORWARD_METADATA, TRACK_DECODE),
-    *(GDN_INIT, GDN_EXTEND, KDA_INIT, KDA_EXTEND, MAMBA2_INIT, MAMBA2_FORWARD, SSU, COMMIT, UPDATE_AFTER_VERIFY),
+    *(
+        GDN_INIT,
+        GDN_EXTEND,
+        KDA_INIT,
+        KDA_EXTEND,
+        MAMBA2_INIT,
+        MAMBA2_FORWARD,
+        SSU,
+        COMMIT,
+        UPDATE_AFTER_VERIFY,
+        REPORT_DECODE,
+    ),
 )
 """Functions that are wrapped or replaced."""
 
