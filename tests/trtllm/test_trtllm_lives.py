@@ -63,6 +63,19 @@ def test_a_life_of_speculation_with_random_acceptance(monkeypatch, variant, kind
 
 
 @each_kind
+@each_variant
+def test_the_number_of_drafts_changes_at_run_time(monkeypatch, variant, kind):
+    """Down to the token alone: a schedule of draft lengths, or a drafter that pauses."""
+    life = Life(monkeypatch, variant, kind, drafts=3, fields={"window": 6})
+    life.prefill(1, 3)
+    life.prefill(2, 2)
+    for drafts in (3, 1, 0, 0, 2, 3, 0, 1, 3, 2):
+        life.drafts = drafts
+        life.decode(1, 2, padding=drafts)
+    life.check_states()
+
+
+@each_kind
 @pytest.mark.parametrize("accepted", [1, 4])
 def test_acceptance_at_both_ends(monkeypatch, kind, accepted):
     life = Life(monkeypatch, "C", kind, drafts=3, fields={"window": 6})
@@ -248,6 +261,17 @@ def test_a_forward_that_stops_half_way_is_no_fold(monkeypatch):
     last = list(life.model.mixers.values())[-1]
     monkeypatch.setattr(last, "forward", lambda *_args, **_kwargs: 1 / 0)
     with pytest.raises(StepError, match="stopped between two recurrent layers"):
+        life.decode(1)
+
+
+@each_kind
+def test_acceptance_that_is_never_reported_is_no_rejection(monkeypatch, kind):
+    """A drafter outside of the forward: its tokens would vanish from the state in silence."""
+    life = Life(monkeypatch, "C", kind, drafts=2, fields={"window": 6})
+    life.prefill(1, 3)
+    life.model.worker = lambda _metadata: None
+    life.decode(1)
+    with pytest.raises(StepError, match="never reported"):
         life.decode(1)
 
 

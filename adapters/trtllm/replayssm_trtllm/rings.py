@@ -143,6 +143,19 @@ class ReplayLayers:
         """Whether a step was settled and not committed."""
         return self._settled is not None
 
+    def check_accepted(self) -> None:
+        """Check that no live row waits for its acceptance; the drafts of a warm-up, all padding, may.
+
+        Raises:
+            StepError: rows wait for it, and another step would reject their tokens in silence.
+        """
+        if self._settled is not None and bool((self._settled.slots != PAD_SLOT).any()):
+            self._settled = None
+            raise StepError(
+                "the last step was verified and its acceptance was never reported; the drafter must call "
+                "update_mamba_states after each step"
+            )
+
     def forget(self) -> None:
         """The last step was never accepted: its drafts are rejected. One that stopped half-way is a torn state.
 

@@ -32,11 +32,13 @@ class Router:
 
         Raises:
             UnsupportedError: the forward uses a cache manager that the plugin did not extend.
+            StepError: the last forward verified drafts, and no acceptance was reported.
         """
         manager = attn_metadata.kv_cache_manager
         state = state_of(manager)
         if not state.ready:
             state.attach({layer: constant() for layer, constant in self._constants.items()})
+        state.check_accepted()
         contexts = int(attn_metadata.num_contexts)
         state.begin(contexts, dummy_mask(manager, state))
         self.enter(state)

@@ -126,11 +126,16 @@ class ReplaySSMState:
 
     # One forward.
 
+    def check_accepted(self) -> None:
+        """See `ReplayLayers.check_accepted`."""
+        if self.layers is not None:
+            self.layers.check_accepted()
+
     def begin(self, contexts: int, dummies: Tensor | None) -> None:
         """A forward begins: its batch has so many context rows first; `dummies [rows]` marks rows of padding."""
         if self.layers is None:
             return
-        # What the last forward left open was never accepted (a warm-up, a capture that was thrown away).
+        # What the last forward left open is rejected: a warm-up, a capture that was thrown away.
         self.layers.forget()
         self._contexts, self._dummies, self._standard = contexts, dummies, False
 
@@ -181,9 +186,9 @@ class ReplaySSMState:
         """
         if self.layers is None or not batch.num_generations:
             return
-        self._bound().commit(batch.num_accepted_tokens.to(torch.int64))
         if self.intermediate_conv is None:
             raise StepError("drafts were verified and the cache was made without speculation")
+        self._bound().commit(batch.num_accepted_tokens.to(torch.int64))
         promote(self._conv_states, self.intermediate_conv, batch)
 
     def reset_slots(self, slots: Tensor, host_slots: Sequence[int]) -> None:  # noqa: ARG002  the engine's signature

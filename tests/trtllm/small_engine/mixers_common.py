@@ -30,8 +30,8 @@ def causal_conv1d_update(x, conv_states, weight, indices):
 
 
 def causal_conv1d_verify(x, conv_states, weight, indices, window):
-    """T tokens a row; states stay, the one after each token goes to `window [rows, T, C, width − 1]`."""
+    """T tokens a row; states stay, the one after each token goes to `window [rows, ≥ T, C, width − 1]`."""
     rows = [conv_sequence(x[i], conv_states[int(slot)], weight) for i, slot in enumerate(indices)]
     for i, (_, after) in enumerate(rows):
-        window[i] = after.to(window.dtype)
+        window[i, : len(after)] = after.to(window.dtype)
     return torch.stack([out for out, _ in rows])
