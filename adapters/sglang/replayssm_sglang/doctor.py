@@ -21,8 +21,8 @@ def report() -> Report:
     version = surface.version()
     if version == "absent":
         return [("sglang", False, "is not installed")]
-    oldest, newest = surface.TESTED
-    lines: Report = [("sglang", True, f"{version}; tested with {oldest} and {newest}")]
+    known = f"run with {surface.RAN}; signatures known of {', '.join(surface.MATCHES)}"
+    lines: Report = [("sglang", True, f"{version}; {known}")]
     verdicts = list(surface.report())
     wrong = [(symbol.path, False, reason) for symbol, (ok, reason) in verdicts if not ok]
     return [

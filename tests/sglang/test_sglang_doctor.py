@@ -1,0 +1,49 @@
+"""The surface and the doctor: a difference is named, an absent engine is a finding, nothing raises."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from engine_process import installed
+
+from replayssm_sglang import doctor, surface
+from replayssm_sglang.surface import Symbol
+
+
+@pytest.fixture
+def module(monkeypatch):
+    made = types.ModuleType("pretended_engine")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made
+
+
+def test_a_symbol_as_expected_and_one_that_changed(module):
+    module.step = lambda state, slots: (state, slots)
+    assert surface.probe(Symbol("pretended_engine.step", ("state", "slots"), "steps")) == (True, "")
+    ok, reason = surface.probe(Symbol("pretended_engine.step", ("state", "rows"), "steps"))
+    assert not ok
+    assert reason == "pretended_engine.step (steps) lacks rows; it has state, slots"
+
+
+@pytest.mark.usefixtures("module")
+def test_a_symbol_that_is_gone_and_an_import_that_fails():
+    ok, reason = surface.probe(Symbol("pretended_engine.gone", (), "steps"))
+    assert not ok
+    assert "pretended_engine.gone (steps)" in reason
+    ok, reason = surface.probe(Symbol("replayssm_sglang.no_such_module.thing", (), "steps"))
+    assert not ok
+    assert "No module named" in reason
+
+
+@pytest.mark.skipif(installed(), reason="an engine is installed")
+def test_without_the_engine():
+    assert doctor.report() == [("sglang", False, "is not installed")]
+    assert not surface.check()[0]
+
+
+@pytest.mark.skipif(not installed(), reason="needs the engine: ci/engines/sglang.sh")
+def test_the_installed_engine_matches():
+    assert [reason for _, (ok, reason) in surface.report() if not ok] == []
+    assert all(ok for _, ok, _ in doctor.report())

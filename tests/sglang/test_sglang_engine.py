@@ -1,0 +1,160 @@
+"""The real engine on a CPU, its Triton kernels interpreted, with tiny random models: tokens are those of SGLang alone."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from engine_process import converse, installed, model_path
+
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="needs the engine: ci/engines/sglang.sh"),
+    pytest.mark.timeout(1200),
+]
+
+PROMPTS = [[5, 6, 7, 8, 9, 33, 21, 60], [10, 11, 12, 40]]
+LONG = [(37 * i + 11) % 250 + 2 for i in range(60)]
+TOKENS = 24
+TIE = 0.004
+"""Two logits of fp16 that differ by less than this may come in either order: their spacing there is 2⁻⁸."""
+
+NO_BUFFER = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "no_buffer"}
+EXTRA_BUFFER = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64}
+TRITON = {"attention_backend": "triton"}
+NEXTN = {**TRITON, "speculative_algorithm": "NEXTN", "speculative_num_steps": 3, "speculative_num_draft_tokens": 4}
+
+
+def ngram(breadth):
+    return {
+        **TRITON,
+        "speculative_algorithm": "NGRAM",
+        "speculative_num_draft_tokens": 4,
+        "speculative_ngram_min_bfs_breadth": 1,
+        "speculative_ngram_max_bfs_breadth": breadth,
+    }
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return lambda kind: model_path(root, kind)
+
+
+@cache
+def plain(path: Path, attention: str = "torch_native"):
+    """Answers of SGLang without the plugin, asked twice."""
+    turns = [{"prompts": PROMPTS, "tokens": TOKENS}, {"again": True, "tokens": TOKENS}]
+    return converse(path, {"attention_backend": attention}, turns)
+
+
+def same_tokens(ours, theirs):
+    """Equal, up to the first tie of the ordinary decode."""
+    compared = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        pairs = zip(mine["tokens"], other["tokens"], other["margins"], strict=True)
+        differing = next((i for i, (a, b, _) in enumerate(pairs) if a != b), TOKENS)
+        assert differing == TOKENS or other["margins"][differing] < TIE, f"token {differing} of {mine} and {other}"
+        compared += differing
+    assert compared >= TOKENS, "ties everywhere: nothing was compared"
+
+
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
+def test_standard_decode(models, kind):
+    path = models(kind)
+    (answers,) = converse(path, {}, [{"prompts": PROMPTS, "tokens": TOKENS}], {"window": 4})
+    same_tokens(answers, plain(path)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
+def test_standard_decode_through_the_kernels(models, kind):
+    path = models(kind)
+    config = {"window": 4, "backend": "triton"}
+    (answers,) = converse(path, {}, [{"prompts": PROMPTS, "tokens": TOKENS}], config)
+    same_tokens(answers, plain(path)[0])
+
+
+def two_turns(path, engine, prompt, tokens, config):
+    """Cached tokens of a second turn, whose answer must be what it is without a cache."""
+    turns = [
+        {"prompts": [prompt], "tokens": tokens},
+        {"follow": [77, 78, 79], "tokens": 10},
+        {"flush": True},
+        {"again": True, "tokens": 10},
+    ]
+    _, cached, _, uncached = converse(path, engine, turns, config)
+    assert uncached[0]["cached_tokens"] == 0
+    assert cached[0]["tokens"] == uncached[0]["tokens"]
+    return cached[0]["cached_tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [9, 10])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+def test_prefix_of_a_request_that_ended_with_records(models, kind, tokens):
+    assert two_turns(models(kind), NO_BUFFER, PROMPTS[0], tokens, {"window": 4}) == len(PROMPTS[0]) + tokens - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "strategy", "overlap"),
+    [
+        ("gdn", "extra_buffer", True),
+        ("gdn", "extra_buffer", False),
+        ("gdn", "extra_buffer_lazy", True),
+        ("mamba2", "extra_buffer", True),
+    ],
+)
+def test_prefix_tracked_while_decoding(models, kind, strategy, overlap):
+    engine = {**EXTRA_BUFFER, "mamba_radix_cache_strategy": strategy, "disable_overlap_schedule": not overlap}
+    assert two_turns(models(kind), engine, LONG, 12, {"window": 5}) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+def test_prefix_after_speculation(models, kind):
+    assert two_turns(models(kind), {**NO_BUFFER, **ngram(1)}, PROMPTS[0], 12, {"window": 8}) > 0
+    assert two_turns(models(kind), {**EXTRA_BUFFER, **ngram(1)}, LONG, 12, {"window": 8}) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("breadth", [1, 3])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+def test_ngram(models, kind, breadth):
+    path = models(kind)
+    turns = [{"prompts": PROMPTS, "tokens": TOKENS}, {"again": True, "tokens": TOKENS}]
+    first, second = converse(path, ngram(breadth), turns, {"window": 6})
+    same_tokens(first, plain(path, "triton")[0])
+    same_tokens(second, plain(path, "triton")[1])
+    # The second time around the drafts are right: several tokens a step.
+    assert all(answer["spec_verify_ct"] < TOKENS // 2 for answer in second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topk", [1, 2])
+def test_nextn(models, topk):
+    path = models("gdn")
+    engine = {**NEXTN, "speculative_eagle_topk": topk}
+    (answers,) = converse(path, engine, [{"prompts": PROMPTS, "tokens": TOKENS}], {"window": 6})
+    same_tokens(answers, plain(path, "triton")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+def test_prompts_in_chunks(models, kind):
+    path, turn = models(kind), {"prompts": [LONG, PROMPTS[0]], "tokens": TOKENS}
+    engine = {"chunked_prefill_size": 16}
+    (alone,) = converse(path, engine, [turn])
+    (answers,) = converse(path, engine, [turn], {"window": 5})
+    same_tokens(answers, alone)
+
+
+@pytest.mark.slow
+def test_requests_that_make_room_for_each_other(models):
+    path = models("gdn")
+    turn = {"prompts": [*PROMPTS, *[[p + 1 for p in prompt] for prompt in PROMPTS]], "tokens": TOKENS}
+    quiet, crowded = ({"max_total_tokens": tokens} for tokens in (1024, 80))
+    (alone,) = converse(path, quiet, [turn])
+    (answers,) = converse(path, crowded, [turn], {"window": 5})
+    same_tokens(answers, alone)

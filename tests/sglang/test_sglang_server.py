@@ -1,0 +1,137 @@
+"""The real server: the flag works, its help shows it, metrics are on the page, and what cannot be served does not start."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from engine_process import environment, installed, model_path
+
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="needs the engine: ci/engines/sglang.sh"),
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+]
+
+SERVER = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
+SETTINGS = shlex.split(
+    "--load-format dummy --device cpu --dtype float16 --skip-tokenizer-init --attention-backend torch_native "
+    "--sampling-backend pytorch --disable-cuda-graph --max-running-requests 4 --max-total-tokens 1024 --context-length 256 "
+    "--chunked-prefill-size -1 --random-seed 1 --mem-fraction-static 0.4 --skip-server-warmup --log-level info"
+)
+START_SECONDS = 240
+
+
+def ask(port, prompt, tokens, timeout=300.0):
+    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        return json.load(response)["output_ids"]
+
+
+def page(port, name):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=30) as response:
+        return response.read().decode()
+
+
+@contextmanager
+def serving(path, log, *flags):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*SERVER, "--model-path", str(path), *SETTINGS, "--host", "127.0.0.1", "--port", str(port), *flags]
+    with log.open("w") as output:
+        server = subprocess.Popen(command, env=environment(None), stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait(port, server, log)
+            yield port
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
+
+
+def wait(port, server, log):
+    for _ in range(START_SECONDS):
+        try:
+            page(port, "get_model_info")
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            assert server.poll() is None, log.read_text()[-4000:]
+            time.sleep(1.0)
+        else:
+            return
+    raise AssertionError(log.read_text()[-4000:])
+
+
+def test_flag_log_line_metrics_and_cancelled_requests(tmp_path):
+    log = tmp_path / "log.txt"
+    flags = ("--replayssm", "exact", "--replayssm-window", "8", "--enable-metrics")
+    prompts = [[(7 * i + 3 * j) % 250 + 2 for i in range(6 + j)] for j in range(4)]
+    with serving(model_path(tmp_path, "gdn"), log, *flags) as port:
+        quiet = [ask(port, prompt, 16) for prompt in prompts]
+        with ThreadPoolExecutor(8) as pool:
+            gone = [pool.submit(ask, port, prompt, 100, timeout=2.0) for prompt in prompts]
+            busy = list(pool.map(lambda prompt: ask(port, prompt, 16), prompts))
+        assert all(isinstance(one.exception(), TimeoutError) for one in gone)
+        assert busy == quiet
+        # A slot that a cancelled request kept would be missing now.
+        assert [ask(port, prompt, 16) for prompt in prompts] == quiet
+        metrics = page(port, "metrics")
+    for name in ("flush_total", "state_bytes_written_total", "state_bytes_saved_total", "ring_fill_ratio", "info"):
+        assert f"replayssm_{name}{{" in metrics
+    (line,) = [line for line in log.read_text().splitlines() if "replayssm: " in line]
+    assert "2 gdn layers, standard decode, window 8, fp32 checkpoint, no read copy" in line
+
+
+def test_help_shows_the_flags():
+    done = subprocess.run([*SERVER, "--help"], env=environment(None), capture_output=True, text=True, timeout=200)
+    assert "--replayssm-window W" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--replayssm", "--enable-linear-replayssm"], "--enable-linear-replayssm is SGLang's own ReplaySSM"),
+        (["--replayssm-config", '{"window"'], "config is not valid JSON"),
+        (["--replayssm", "dual-nvfp4-fp8"], "a checkpoint of fp8 is not served"),
+        (
+            shlex.split(
+                "--replayssm --replayssm-window 3 --speculative-algorithm NGRAM --speculative-num-draft-tokens 4"
+            ),
+            "--replayssm-window 3 is below the 4 tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_served_does_not_start(tmp_path, flags, reason):
+    command = [*SERVER, "--model-path", str(model_path(tmp_path, "gdn")), *SETTINGS, *flags]
+    done = subprocess.run(command, env=environment(None), capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("replayssm: ")
+    assert reason in last
+    assert "Load weight" not in done.stderr + done.stdout
+
+
+def test_a_model_without_recurrent_layers_does_not_start(tmp_path):
+    path = tmp_path / "llama"
+    path.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-06, "torch_dtype": "float16",
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    command = [*SERVER, "--model-path", str(path), *SETTINGS, "--replayssm"]
+    done = subprocess.run(command, env=environment(None), capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    assert "replayssm: LlamaForCausalLM has no recurrent layers; start without --replayssm" in done.stderr
