@@ -6,7 +6,7 @@ import functools
 
 from replayssm import LayerKind, ReplayConfig, ReplaySSMError
 from replayssm_sglang import arguments, budget, facts, launch, mamba2, pool, prefill, session, speculation, surface
-from replayssm_sglang.calls import Foreign
+from replayssm_sglang.calls import Foreign, Original, bind
 from replayssm_sglang.delta import DeltaKernel
 from replayssm_sglang.metrics import Exporter
 from replayssm_sglang.report import log_layers
@@ -35,6 +35,7 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
         (surface.GDN_INIT, take_delta_kernels, HookType.AFTER),
         (surface.KDA_INIT, take_delta_kernels, HookType.AFTER),
         (surface.GDN_EXTEND, prefill.around_delta, HookType.AROUND),
+        (surface.KDA_DECODE, around_kda_decode, HookType.AROUND),
         (surface.KDA_EXTEND, prefill.around_delta, HookType.AROUND),
         (surface.MAMBA2_INIT, build_mamba2, HookType.AFTER),
         (surface.MAMBA2_FORWARD, prefill.around_mamba2, HookType.AROUND),
@@ -83,6 +84,18 @@ def take_delta_kernels(started: Session, _result: None, backend: Foreign, runner
     _keep_off_fused_paths(backend)
     started.build(decay_rates=None)
     log_layers(started)
+
+
+def around_kda_decode(_started: Session, original: Original, *args: Foreign, **kwargs: Foreign) -> Foreign:
+    """Around `KDAAttnBackend.forward_decode`: no decode past the dispatcher.
+
+    A model that offers its output norm to be fused would have the whole decode fused with it. The offer is withdrawn; the
+    model then norms by itself.
+    """
+    layer = bind(original, args, kwargs)["layer"]
+    if getattr(layer, "_k3_onorm_gate", None) is not None:
+        layer._k3_onorm_gate = None
+    return original(*args, **kwargs)
 
 
 def build_mamba2(started: Session, _result: None, _backend: Foreign, runner: Foreign) -> None:

@@ -65,6 +65,7 @@ TRACK_DECODE = Symbol(
 GDN_INIT = Symbol(f"{_LINEAR}.gdn_backend.GDNAttnBackend.__init__", ("model_runner",), "GDN layers")
 GDN_EXTEND = Symbol(f"{_LINEAR}.gdn_backend.GDNAttnBackend.forward_extend", ("layer", "forward_batch"), "GDN prefill")
 KDA_INIT = Symbol(f"{_LINEAR}.kda_backend.KDAAttnBackend.__init__", ("model_runner",), "KDA layers")
+KDA_DECODE = Symbol(f"{_LINEAR}.kda_backend.KDAAttnBackend.forward_decode", ("layer", "forward_batch"), "KDA layers")
 KDA_EXTEND = Symbol(f"{_LINEAR}.kda_backend.KDAAttnBackend.forward_extend", ("layer", "forward_batch"), "KDA prefill")
 MAMBA2_INIT = Symbol(f"{_HYBRID}.Mamba2AttnBackend.__init__", ("model_runner",), "Mamba-2 layers")
 MAMBA2_FORWARD = Symbol(
@@ -101,6 +102,7 @@ REPLACED = (
         GDN_INIT,
         GDN_EXTEND,
         KDA_INIT,
+        KDA_DECODE,
         KDA_EXTEND,
         MAMBA2_INIT,
         MAMBA2_FORWARD,
