@@ -122,6 +122,18 @@ def test_what_cannot_be_served_does_not_start(tmp_path, flags, reason):
     assert "Load weight" not in done.stderr + done.stdout
 
 
+def test_a_geometry_that_the_kernels_do_not_serve_does_not_start(tmp_path):
+    path = model_path(tmp_path, "gdn")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    (path / "config.json").write_text(json.dumps({**config, "linear_key_head_dim": 48}), encoding="utf-8")
+    flags = ["--replayssm-config", '{"backend": "triton"}']
+    command = [*SERVER, "--model-path", str(path), *SETTINGS, *flags]
+    done = subprocess.run(command, env=environment(None), capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    assert "replayssm: backend 'triton' does not serve K = 48; it serves" in done.stderr
+    assert "Load weight" not in done.stderr + done.stdout
+
+
 def test_a_model_without_recurrent_layers_does_not_start(tmp_path):
     path = tmp_path / "llama"
     path.mkdir()

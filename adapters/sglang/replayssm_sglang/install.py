@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from replayssm import LayerKind, ReplayConfig, ReplaySSMError
 from replayssm_sglang import arguments, budget, facts, launch, mamba2, pool, prefill, session, speculation, surface
@@ -11,6 +12,7 @@ from replayssm_sglang.delta import DeltaKernel
 from replayssm_sglang.metrics import Exporter
 from replayssm_sglang.report import log_layers
 from replayssm_sglang.session import Session
+from replayssm_sglang.surface import Symbol
 
 
 def install(config: ReplayConfig, server_args: Foreign) -> Session:
@@ -27,26 +29,29 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
     started.draft, started.tree = arguments.draft_length(view), arguments.drafts_trees(view)
     started.metrics = bool(getattr(view, "enable_metrics", False))
     started.running_requests = int(getattr(view, "max_running_requests", None) or 0)
-    for symbol, hook, kind in (
-        (surface.LOAD_MODEL, before_load, HookType.BEFORE),
-        (surface.HANDLE_MAX_MAMBA_CACHE, budget.fit_slots, HookType.AROUND),
-        (surface.FORWARD_METADATA, prefill.begin, HookType.AFTER),
-        (surface.TRACK_DECODE, prefill.around_tracking, HookType.AROUND),
-        (surface.GDN_INIT, take_delta_kernels, HookType.AFTER),
-        (surface.KDA_INIT, take_delta_kernels, HookType.AFTER),
-        (surface.GDN_EXTEND, prefill.around_delta, HookType.AROUND),
-        (surface.KDA_DECODE, around_kda_decode, HookType.AROUND),
-        (surface.KDA_EXTEND, prefill.around_delta, HookType.AROUND),
-        (surface.MAMBA2_INIT, build_mamba2, HookType.AFTER),
-        (surface.MAMBA2_FORWARD, prefill.around_mamba2, HookType.AROUND),
-        (surface.SSU, mamba2.selective_state_update, HookType.REPLACE),
-        (surface.COMMIT, speculation.note_acceptance, HookType.BEFORE),
-        (surface.UPDATE_AFTER_VERIFY, speculation.commit, HookType.REPLACE),
-        (surface.REPORT_DECODE, Exporter().report, HookType.AFTER),
-    ):
+    hooks: dict[Symbol, tuple[Callable[..., Foreign], HookType]] = {
+        surface.LOAD_MODEL: (before_load, HookType.BEFORE),
+        surface.INIT_ATTENTION: (after_attention, HookType.AFTER),
+        surface.HANDLE_MAX_MAMBA_CACHE: (budget.fit_slots, HookType.AROUND),
+        surface.FORWARD_METADATA: (prefill.begin, HookType.AFTER),
+        surface.TRACK_DECODE: (prefill.around_tracking, HookType.AROUND),
+        surface.GDN_INIT: (take_delta_kernels, HookType.AFTER),
+        surface.KDA_INIT: (take_delta_kernels, HookType.AFTER),
+        surface.GDN_EXTEND: (prefill.around_delta, HookType.AROUND),
+        surface.KDA_DECODE: (around_kda_decode, HookType.AROUND),
+        surface.KDA_EXTEND: (prefill.around_delta, HookType.AROUND),
+        surface.MAMBA2_INIT: (build_mamba2, HookType.AFTER),
+        surface.MAMBA2_FORWARD: (prefill.around_mamba2, HookType.AROUND),
+        surface.SSU: (mamba2.selective_state_update, HookType.REPLACE),
+        surface.COMMIT: (speculation.note_acceptance, HookType.BEFORE),
+        surface.UPDATE_AFTER_VERIFY: (speculation.commit, HookType.REPLACE),
+        surface.REPORT_DECODE: (Exporter().report, HookType.AFTER),
+    }
+    before = {symbol: surface.resolve(symbol.path) for symbol in hooks}
+    for symbol, (hook, kind) in hooks.items():
         HookRegistry.register(symbol.path, functools.partial(hook, started), kind)
     HookRegistry.apply_hooks()
-    missing = [symbol.path for symbol in surface.REPLACED if not surface.wrapped(symbol)]
+    missing = [symbol.path for symbol, original in before.items() if surface.resolve(symbol.path) is original]
     if missing:
         launch.refuse(f"SGLang's hook registry did not take {', '.join(missing)}; see its log")
     # A class attribute, which the registry does not reach.
@@ -70,6 +75,15 @@ def before_load(started: Session, runner: Foreign) -> None:
         launch.refuse(str(error))
 
 
+def after_attention(started: Session, _result: None, runner: Foreign) -> None:
+    """After `ModelRunner.init_attention_backends`: the layers are ours, or the process ends."""
+    if runner.is_draft_worker:
+        return
+    if not started.ready:
+        launch.refuse("SGLang made no attention backend whose recurrent layers are served on this platform")
+    log_layers(started)
+
+
 def take_delta_kernels(started: Session, _result: None, backend: Foreign, runner: Foreign) -> None:
     """After the GDN or KDA backend was made: its decode and verify kernels are ours, its prefill stays."""
     if runner.is_draft_worker:
@@ -83,7 +97,6 @@ def take_delta_kernels(started: Session, _result: None, backend: Foreign, runner
             setattr(dispatcher, name, True)
     _keep_off_fused_paths(backend)
     started.build(decay_rates=None)
-    log_layers(started)
 
 
 def around_kda_decode(_started: Session, original: Original, *args: Foreign, **kwargs: Foreign) -> Foreign:
@@ -109,7 +122,6 @@ def build_mamba2(started: Session, _result: None, _backend: Foreign, runner: For
         started.build(mamba2.decay_rates(runner.model, MambaMixer2, layer_ids))
     except ReplaySSMError as error:
         launch.refuse(str(error))
-    log_layers(started)
 
 
 def _keep_off_fused_paths(backend: Foreign) -> None:

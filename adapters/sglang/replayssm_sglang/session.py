@@ -136,7 +136,11 @@ class Session:
 
         Args:
             decay_rates: A `[H]` of each layer, Mamba-2 only.
+
+        An attention backend of each phase calls it, and they share the layers.
         """
+        if self.ready:
+            return
         assert self.states is not None, "the pool comes before the attention backend"
         device, layout = self.states.device, self.layout(self.states.shape[1])
         made: list[ReplayState] = []

@@ -54,6 +54,9 @@ CHECK_SERVER_ARGS = Symbol(f"{_SRT}.server_args.ServerArgs.check_server_args", (
 SCHEDULER_INIT = Symbol(f"{_SRT}.managers.scheduler.Scheduler.__init__", ("server_args",), "start of a scheduler")
 
 LOAD_MODEL = Symbol(f"{_SRT}.model_executor.model_runner.ModelRunner.load_model", ("self",), "geometry before weights")
+INIT_ATTENTION = Symbol(
+    f"{_SRT}.model_executor.model_runner.ModelRunner.init_attention_backends", ("self",), "whether layers are ours"
+)
 HANDLE_MAX_MAMBA_CACHE = Symbol(f"{_SIZES}._handle_max_mamba_cache", ("total_rest_memory",), "number of slots")
 POOL_CLASS = Symbol(f"{_POOL}.HybridReqToTokenPool.mamba_pool_cls", None, "state pool")
 FORWARD_METADATA = Symbol(f"{_HYBRID}.MambaAttnBackendBase._forward_metadata", ("forward_batch",), "prefill")
@@ -97,7 +100,7 @@ REPORT_DECODE = Symbol(
 
 REPLACED = (
     *(ADD_CLI_ARGS, FROM_CLI_ARGS, CHECK_SERVER_ARGS, SCHEDULER_INIT),
-    *(LOAD_MODEL, HANDLE_MAX_MAMBA_CACHE, FORWARD_METADATA, TRACK_DECODE),
+    *(LOAD_MODEL, INIT_ATTENTION, HANDLE_MAX_MAMBA_CACHE, FORWARD_METADATA, TRACK_DECODE),
     *(
         GDN_INIT,
         GDN_EXTEND,
@@ -188,11 +191,6 @@ def resolve(path: str) -> Foreign:
             importlib.import_module(f"{found.__name__}.{part}")
         found = getattr(found, part)
     return found
-
-
-def wrapped(symbol: Symbol) -> bool:
-    """Whether SGLang's registry put a wrapper on a function."""
-    return hasattr(resolve(symbol.path), "__wrapped__")
 
 
 def resolved(server_args: Foreign) -> Foreign:
