@@ -9,7 +9,7 @@ import pytest
 
 from replayssm import ReplayConfig
 from replayssm.config import ENVIRONMENT
-from replayssm_sglang import launch
+from replayssm_sglang import launch, plugin
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +56,17 @@ def test_processes_that_are_started_inherit_every_field(monkeypatch):
     asked = parse(
         "--replayssm-config", '{"window": 8, "flush": {"stagger": true}, "precision": {"checkpoint": "bf16"}}'
     )
-    taken = launch.take_flags(lambda cls, args: (cls, args), object, asked)
+    taken = plugin.take_flags(lambda cls, args: (cls, args), object, asked)
     assert taken == (object, asked)
     assert launch.active_config() == launch.requested(asked)
+
+
+def test_a_conflict_is_refused_before_sglang_looks(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, "")
+    asked = parse("--replayssm")
+    asked.enable_linear_replayssm = True
+    with pytest.raises(SystemExit, match="--enable-linear-replayssm is SGLang's own"):
+        plugin.take_flags(lambda cls, args: (cls, args), object, asked)
 
 
 @pytest.mark.parametrize(

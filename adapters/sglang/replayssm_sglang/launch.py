@@ -48,14 +48,6 @@ def add_flags(original: Original, parser: argparse.ArgumentParser, *args: Foreig
     )
 
 
-def take_flags(original: Original, cls: type, args: argparse.Namespace) -> Foreign:
-    """Around `ServerArgs.from_cli_args`: what was asked for goes into the environment."""
-    config = requested(args)
-    if config is not None:
-        publish(config)
-    return original(cls, args)
-
-
 def requested(args: argparse.Namespace) -> ReplayConfig | None:
     """The configuration that flags and environment ask for; None when neither does.
 

@@ -6,8 +6,10 @@ that ReplaySSM was asked for; its hooks are verified there, for SGLang logs and 
 
 from __future__ import annotations
 
-from replayssm_sglang import launch, surface
-from replayssm_sglang.calls import Foreign
+import argparse
+
+from replayssm_sglang import arguments, launch, surface
+from replayssm_sglang.calls import Foreign, Original
 
 
 def register() -> None:
@@ -19,7 +21,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(surface.ADD_CLI_ARGS.path, launch.add_flags, HookType.AROUND)
-    HookRegistry.register(surface.FROM_CLI_ARGS.path, launch.take_flags, HookType.AROUND)
+    HookRegistry.register(surface.FROM_CLI_ARGS.path, take_flags, HookType.AROUND)
     HookRegistry.register(surface.CHECK_SERVER_ARGS.path, check_launch, HookType.AFTER)
     HookRegistry.register(surface.SCHEDULER_INIT.path, start_scheduler, HookType.BEFORE)
     if launch.active_config() is not None:
@@ -37,13 +39,24 @@ def require_surface() -> None:
         launch.refuse(f"this SGLang ({surface.version()}) does not match: {reason}")
 
 
+def take_flags(original: Original, cls: type, args: argparse.Namespace) -> Foreign:
+    """Around `ServerArgs.from_cli_args`: what was asked for goes into the environment.
+
+    Conflicts are refused before SGLang resolves its arguments, where it would stop with a reason of its own.
+    """
+    config = launch.requested(args)
+    if config is not None:
+        launch.publish(config)
+        for reason in arguments.conflicts(args):
+            launch.refuse(reason)
+    return original(cls, args)
+
+
 def check_launch(_result: None, server_args: Foreign) -> None:
     """After `ServerArgs.check_server_args`, in the process that the user started: refuse before anything is loaded."""
     if launch.active_config() is None:
         return
     require_surface()
-    from replayssm_sglang import arguments
-
     arguments.check(server_args)
 
 
