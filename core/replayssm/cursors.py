@@ -30,6 +30,7 @@ class StepPlan:
 
     Attributes:
         rows: `[n]` int64, row of the batch.
+        order: `[n]` int32, entries of this plan, fullest history first: rows that fold take longest, so they start first.
         slots: `[n]` int64, slot of the row, −1 for padding.
         lengths: `[n]` int32, new tokens, 0 for padding.
         origin: `[n]` int32, ring row of the first record.
@@ -43,6 +44,7 @@ class StepPlan:
     """
 
     rows: Tensor
+    order: Tensor
     slots: Tensor
     lengths: Tensor
     origin: Tensor
@@ -72,6 +74,7 @@ class StepPlan:
         return replace(
             self,
             rows=self.rows[real],
+            order=fullest_first(self.committed[real]),
             slots=self.slots[real],
             lengths=self.lengths[real],
             origin=self.origin[real],
@@ -80,6 +83,11 @@ class StepPlan:
             flushes=self.flushes[real],
             ancestors=None if self.ancestors is None else self.ancestors[real],
         )
+
+
+def fullest_first(committed: Tensor) -> Tensor:
+    """Indices `[n]` int32 that sort records since the checkpoint `[n]` from many to few, equal ones as they are."""
+    return committed.argsort(descending=True, stable=True).to(torch.int32)
 
 
 class Cursors:
@@ -176,6 +184,7 @@ class Cursors:
         flush = flush_rows(committed, lengths, self.read("limit", slots), forced)
         return StepPlan(
             rows=torch.arange(len(slots), device=slots.device),
+            order=fullest_first(committed),
             slots=slots,
             lengths=lengths,
             origin=self.read("origin", slots),

@@ -9,6 +9,9 @@ from torch import Tensor
 from replayssm.layer import LayerState
 from replayssm.layout import StateLayout
 
+OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
+"""How kernels with arithmetic are compiled. Pipelined, tiles would pass through shared memory, and take the L1 cache from
+all the rest. And which products a compiler fuses with a sum depends on what it knows of strides: bits must not."""
 RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
 
 
@@ -32,15 +35,30 @@ def sizes(layout: StateLayout) -> dict[str, int]:
 def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     """What reading or folding a window needs besides.
 
-    J, rows of the history's tile: the longest history, as a power of two of at least 16. E of `kernels.tile`: 16 bytes
-    of the checkpoint, or as much of a row as four threads leave for one. DOT: products of reading round to TF32, which
-    holds 16-bit activations exactly; in three parts for fp32 ones.
+    J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a
+    fold takes at a time, all where a row has one scale or the decayed keys are in registers. DOT: products of reading
+    round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones.
     """
     layout = layer.layout
-    r, element = layout.recurrence, layer.buffers["checkpoint"].element_size()
+    r = layout.recurrence
+    whole = r.channel_decay or layout.precision.checkpoint == "fp8"
     return {
         "J": max(16, triton.next_power_of_2(max(layout.window, layout.max_draft))),
-        "E": min(8, 16 // element, r.key_dim // 4),
+        "C": r.key_dim if whole else min(r.key_dim, 32),
+        "E": vector(layer),
         "EXACT": r.delta_rule and layout.precision.exact_fold,
         "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
     }
+
+
+def vector(layer: LayerState) -> int:
+    """E of `kernels.tile`: 16 bytes of the checkpoint, or as much of a row as four threads leave for one."""
+    return min(8, 16 // layer.buffers["checkpoint"].element_size(), layer.layout.recurrence.key_dim // 4)
+
+
+def line_parts(layer: LayerState) -> int:
+    """P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes."""
+    columns = 4 * vector(layer)
+    return min(
+        128 // (columns * layer.buffers["checkpoint"].element_size()), layer.layout.recurrence.key_dim // columns
+    )

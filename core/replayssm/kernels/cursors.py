@@ -33,7 +33,7 @@ def load_lengths(p_length, o_row, b_real, draft, HAS_LENGTHS: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "slots", "draft"])
 def plan_kernel(
     p_slot, p_length, p_drain, p_origin, p_committed, p_limit, p_position, p_flushes,
-    p_row, p_plan_slot, p_plan_length, p_plan_origin, p_plan_committed, p_plan_flush, p_plan_flushes,
+    p_row, p_order, p_plan_slot, p_plan_length, p_plan_origin, p_plan_committed, p_plan_flush, p_plan_flushes,
     rows, slots, draft,
     WINDOW: tl.constexpr, EARLY: tl.constexpr, BUDGET: tl.constexpr, BOUNDARY: tl.constexpr,
     HAS_LENGTHS: tl.constexpr, HAS_DRAIN: tl.constexpr, BB: tl.constexpr,
@@ -45,15 +45,17 @@ def plan_kernel(
     b_committed = tl.load(p_committed + b_slot, mask=b_slot >= 0, other=0)
     b_before = tl.zeros([BB], dtype=tl.int32)
     b_twins = tl.zeros([BB], dtype=tl.int32)
+    b_place = tl.zeros([BB], dtype=tl.int32)
     for start in range(0, rows, BB):
         o_other = start + tl.arange(0, BB)
         b_other = load_slots(p_slot, o_other, rows, slots)
         b_twin = (b_other[None, :] == b_slot[:, None]) & (o_other[None, :] < o_row[:, None])
         b_twins += tl.sum(b_twin.to(tl.int32), axis=1)
+        b_filled = tl.load(p_committed + b_other, mask=b_other >= 0, other=0)
+        b_first = is_fuller(b_filled[None, :], o_other[None, :], b_committed[:, None], o_row[:, None])
+        b_place += tl.sum((b_first & (o_other < rows)[None, :]).to(tl.int32), axis=1)
         if BUDGET > 0:
-            b_filled = tl.load(p_committed + b_other, mask=b_other >= 0, other=0)
             b_new = load_lengths(p_length, o_other, b_other >= 0, draft, HAS_LENGTHS)
-            b_first = is_fuller(b_filled[None, :], o_other[None, :], b_committed[:, None], o_row[:, None])
             b_first = b_first & is_candidate(b_filled, b_new, WINDOW, EARLY)[None, :]
             b_before += tl.sum(b_first.to(tl.int32), axis=1)
 
@@ -70,6 +72,7 @@ def plan_kernel(
 
     m_row = o_row < rows
     tl.store(p_row + o_row, o_row.to(tl.int64), mask=m_row)
+    tl.store(p_order + b_place, o_row, mask=m_row)
     tl.store(p_plan_slot + o_row, b_slot, mask=m_row)
     tl.store(p_plan_length + o_row, b_length, mask=m_row)
     tl.store(p_plan_origin + o_row, tl.load(p_origin + b_slot, mask=b_real, other=0), mask=m_row)

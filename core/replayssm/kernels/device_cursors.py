@@ -62,7 +62,15 @@ class DeviceCursors(Cursors):
             slots if lengths is None else lengths.contiguous(),
             slots if drain is None else drain.contiguous().view(torch.int8),
             *self._buffers("origin", "committed", "limit", "position", "flushes"),
-            *(plan.rows, plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.view(torch.int8)),
+            *(
+                plan.rows,
+                plan.order,
+                plan.slots,
+                plan.lengths,
+                plan.origin,
+                plan.committed,
+                plan.flush.view(torch.int8),
+            ),
             plan.flushes,
             len(slots),
             len(self.origin),
@@ -131,12 +139,14 @@ def _empty_plan(slots: Tensor, draft: int, ancestors: Tensor | None, ticket: tup
     """A plan to be filled in. Its tensors start at multiples of 16 bytes at any batch, so kernels compile once."""
     batch, device = len(slots), slots.device
     aligned = triton.cdiv(batch, 16) * 16
-    numbers = torch.empty(4, aligned, dtype=torch.int32, device=device)[:, :batch]
+    numbers = torch.empty(5, aligned, dtype=torch.int32, device=device)[:, :batch]
     rows, plan_slots = torch.empty(2, aligned, dtype=torch.int64, device=device)[:, :batch]
-    lengths, origin, committed, flushes = numbers
+    order, lengths, origin, committed, flushes = numbers
     flush = torch.empty(batch, dtype=torch.bool, device=device)
     return StepPlan(
-        rows, plan_slots, lengths, origin, committed, flush, flushes, batch, draft, ancestors=ancestors, ticket=ticket
+        *(rows, order, plan_slots, lengths, origin, committed, flush, flushes, batch, draft),
+        ancestors=ancestors,
+        ticket=ticket,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.fold import fold_tile, load_window
+from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import load_tile, store_tile
 from replayssm.kernels.ring import history_rows, load_values
 
@@ -22,9 +22,9 @@ def fold_kernel(
     s_source, s_source_scale, s_target, s_target_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     slots,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
-    BV: tl.constexpr, E: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr, SOURCE_FORMAT: tl.constexpr,
-    FORMAT: tl.constexpr, SR: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
-    DOT: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr,
+    SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
+    EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Fold `count` records of each source and write the target. Grid: (⌈V / BV⌉, H, rows).
 
@@ -44,32 +44,42 @@ def fold_kernel(
     o_v = i_tile * BV + tl.arange(0, BV)
     p_from = source_state + source * s_source + i_head * V * K
     p_from_scale = source_scale + source * s_source_scale + i_head * V
-    b_s = load_tile(p_from, p_from_scale, o_v, V, K, E, SOURCE_FORMAT == "fp8")
-    if not FROM_ROWS:
-        count = tl.load(p_count + i_row)
-        if count > 0:
-            i_group = i_head // (H // G)
-            rate = 1.0
-            if not DELTA:
-                rate = tl.load(A + i_head).to(tl.float32)
-            p_value = value_ring + source * s_value + i_head * R * V
-            if EXACT:
-                p_value = raw_value_ring + source * s_raw + i_head * R * V
-            origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
-            p_key = key_ring + source * s_key + i_group * R * K
-            b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen = load_window(
-                p_key,
-                key_scale_ring + source * s_key_scale + i_group * R,
-                beta_ring + source * s_beta + i_head * R,
-                gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1),
-                rate, origin, count, o_j, K, R, J, E, DELTA, CHANNEL, EXACT, DOT,
-            )  # fmt: skip
-            o_hist = history_rows(origin, count, o_j, R)
-            b_s = fold_tile(
-                b_s, load_values(p_value, o_hist, o_v, o_j < count, V), p_key + o_hist * K, o_j < count,
-                b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen, K, E, CHANNEL, EXACT, DOT,
-            )  # fmt: skip
-    flushes = tl.load(p_flushes + i_row)
     p_to = target_state + target * s_target + i_head * V * K
     p_to_scale = target_scale + target * s_target_scale + i_head * V
-    store_tile(b_s, p_to, p_to_scale, tl.load(p_seed), target, flushes, i_head, o_v, V, K, E, FORMAT, SR)
+    flushes, seed, count = tl.load(p_flushes + i_row), tl.load(p_seed), 0
+    if not FROM_ROWS:
+        count = tl.load(p_count + i_row)
+    SCALED: tl.constexpr = SOURCE_FORMAT == "fp8"
+    if count == 0:
+        for i in tl.static_range(K // C):
+            b_s = load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED)
+            store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
+    else:
+        i_group = i_head // (H // G)
+        rate = 1.0
+        if not DELTA:
+            rate = tl.load(A + i_head).to(tl.float32)
+        p_value = value_ring + source * s_value + i_head * R * V
+        if EXACT:
+            p_value = raw_value_ring + source * s_raw + i_head * R * V
+        origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
+        p_key = key_ring + source * s_key + i_group * R * K
+        b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen = load_window(
+            p_key,
+            key_scale_ring + source * s_key_scale + i_group * R,
+            beta_ring + source * s_beta + i_head * R,
+            gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1),
+            rate, origin, count, o_j, K, R, J, E, DELTA, CHANNEL, EXACT, DOT,
+        )  # fmt: skip
+        o_hist, b_live = history_rows(origin, count, o_j, R), o_j < count
+        b_value = load_values(p_value, o_hist, o_v, b_live, V, V).to(tl.float32)
+        b_value = fold_values(
+            p_from, p_from_scale, o_v, b_value, p_key + o_hist * K, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
+            b_seen, V, K, C, E, SCALED, CHANNEL, EXACT, DOT,
+        )  # fmt: skip
+        for i in tl.static_range(K // C):
+            b_s = fold_columns(
+                p_from, p_from_scale, o_v, i * C, b_value, p_key + o_hist * K, b_live, whole, b_aged,
+                V, K, C, E, SCALED, CHANNEL, DOT,
+            )  # fmt: skip
+            store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)

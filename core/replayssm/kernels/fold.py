@@ -2,9 +2,10 @@
 
     S_h = S_0 e^{G_h} + Σ_j w_j u_j k_jᵀ,    U = β (V − S_0 K̂) (I + A)^-1    (delta rule),    u_j = x_j    (Mamba-2)
 
-Records come newest first, so the delta rule's system, in which a record sees the older ones, is upper triangular; its
-transpose is solved. For the delta rule this is the exact fold: u is computed from the checkpoint, not taken from the ring.
-No operand is rounded below fp32 on its way into the state (`dot_exact`, split TF32).
+A tile goes through twice, C columns at a time, so that little of it is in registers at once: for what its records read
+(EXACT), and for the sum, when caches have it. Records come newest first, so the delta rule's system, in which a record sees
+the older ones, is upper triangular; its transpose is solved. For the delta rule this is the exact fold: u is computed from
+the checkpoint, not taken from the ring. No operand is rounded below fp32 on its way into the state (split TF32).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.matrix import load_tile
 from replayssm.kernels.primitives import dot_exact, solve_unit_lower
-from replayssm.kernels.ring import age, history_rows, load_history
+from replayssm.kernels.ring import age, channel_decay, history_rows, load_history
 from replayssm.kernels.tile import flat, load_rows
 
 
@@ -36,14 +38,19 @@ def across_blocks(b_key, b_after, o_j, HALF: tl.constexpr):
 
 
 @triton.jit
-def channel_scores(b_key, b_after, o_j, J: tl.constexpr):
+def channel_scores(p_keys, p_gates, b_live, o_j, K: tl.constexpr, J: tl.constexpr, E: tl.constexpr):
     """Σ_k k_i k_j e^{after_i − after_j} `[J, J]` for each record j and the older ones i, decay per channel.
 
-    One pair of exponentials a record would overflow, so pairs go by the largest power of two that parts them.
+    One pair of exponentials a record would overflow, so pairs go by the largest power of two that parts them. A loop over
+    columns keeps registers few, and code short.
     """
-    b_scores = across_blocks(b_key, b_after, o_j, J // 2)
-    for level in tl.static_range(1, (J - 1).bit_length()):
-        b_scores += across_blocks(b_key, b_after, o_j, J >> (level + 1))
+    C: tl.constexpr = min(K, 32)
+    b_scores = tl.zeros([J, J], dtype=tl.float32)
+    for i in range(K // C):
+        b_key = flat(load_rows(p_keys + i * C, b_live, C, E))
+        b_after, _ = channel_decay(p_gates + i * C, b_live, o_j, C, E)
+        for level in tl.static_range((J - 1).bit_length()):
+            b_scores += across_blocks(b_key, b_after, o_j, J >> (level + 1))
     return b_scores
 
 
@@ -53,7 +60,7 @@ def load_window(
     K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, E: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
     EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """What a head's tiles share in `fold_tile`.
+    """What a head's tiles share in a fold.
 
     Returns:
         the records' weights `[J]` at the end of the history and the state's log decay; for EXACT their weights `[J]` as the
@@ -70,7 +77,8 @@ def load_window(
         b_older = o_j[:, None] > o_j[None, :]
         if CHANNEL:
             b_seen, b_seen_weight = b_key * tl.exp(whole - b_after), b_unit
-            b_scores = channel_scores(b_key, b_after, o_j, J)
+            o_row = history_rows(origin, count, o_j, R)
+            b_scores = channel_scores(p_key + o_row * K, p_gate + o_row * K, o_j < count, o_j, K, J, E)
         else:
             b_seen_weight = b_unit * tl.exp(whole - b_after)
             b_decay = tl.exp(tl.where(b_older, b_after[:, None] - b_after[None, :], float("-inf")))
@@ -78,28 +86,42 @@ def load_window(
         b_a = tl.where(b_older, b_scores * b_unit[:, None] * (b_unit * b_beta)[None, :], 0.0)
         b_inverse = solve_unit_lower(b_a, o_j, J)
     if not CHANNEL:
-        # Keys as they are in the ring serve both; a tile loads them again.
+        # Keys as they are in the ring serve both; tiles load them again.
         b_aged, b_seen = b_weight, b_weight
     return b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen
 
 
 @triton.jit
-def fold_tile(
-    b_s, b_value, p_keys, b_live, b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen,
-    K: tl.constexpr, E: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
+def fold_values(
+    p_state, p_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight, b_seen,
+    V: tl.constexpr, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, CHANNEL: tl.constexpr,
+    EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Checkpoint tile `[BV, K]` and values `[BV, J]` → the tile at the end of the history.
+    """w_j u_j `[BV, J]` of rows `o_v` of a stored state, from values `[BV, J]`.
 
     Values are those of the ring of raw values for EXACT, else of u (delta rule) or x (Mamba-2). p_keys: where the
     records' keys are, `[J]`.
     """
-    # Keys that decay by channel are not exact in TF32, whatever the activations.
-    SPLIT: tl.constexpr = "tf32x3" if CHANNEL else DOT
     b_u = b_value
     if EXACT:
-        b_keys = b_seen if CHANNEL else flat(load_rows(p_keys, b_live, K, E))
-        b_read = dot_exact(b_s, tl.trans(b_keys), tl.zeros_like(b_value), SPLIT)
+        b_read = tl.zeros_like(b_value)
+        for i in tl.static_range(K // C):
+            b_s = load_tile(p_state, p_scale, o_v, i * C, V, K, C, E, SCALED)
+            b_keys = b_seen if CHANNEL else flat(load_rows(p_keys + i * C, b_live, C, E))
+            b_read = dot_exact(b_s, tl.trans(b_keys), b_read, "tf32x3" if CHANNEL else DOT)
         b_right = b_beta[None, :] * (b_value - b_read * b_seen_weight[None, :])
         b_u = tl.dot(b_right, b_inverse, input_precision="tf32x3")
-    b_keys = b_aged if CHANNEL else flat(load_rows(p_keys, b_live, K, E))
-    return dot_exact(b_u * b_weight[None, :], b_keys, b_s * tl.exp(whole), SPLIT)
+    return b_u * b_weight[None, :]
+
+
+@triton.jit
+def fold_columns(
+    p_state, p_scale, o_v, column, b_values, p_keys, b_live, whole, b_aged,
+    V: tl.constexpr, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, CHANNEL: tl.constexpr,
+    DOT: tl.constexpr,
+):  # fmt: skip
+    """C columns from `column` on of rows `o_v`, at the end of the history: `[BV, C]`. b_values: of `fold_values`."""
+    b_s = load_tile(p_state, p_scale, o_v, column, V, K, C, E, SCALED)
+    # Keys that decay by channel are not exact in TF32, whatever the activations.
+    b_keys = b_aged if CHANNEL else flat(load_rows(p_keys + column, b_live, C, E))
+    return dot_exact(b_values, b_keys, b_s * tl.exp(whole), "tf32x3" if CHANNEL else DOT)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from replayssm.cursors import StepPlan
 from replayssm.inputs import FIELDS, RawGate, TokenInputs
-from replayssm.kernels.arguments import rings, sizes, slot_strides, window_sizes
+from replayssm.kernels.arguments import OPTIONS, line_parts, rings, sizes, slot_strides, window_sizes
 from replayssm.kernels.step import step_kernel
 from replayssm.kernels.tiles import choose_tiles
 from replayssm.layer import LayerState
@@ -19,7 +19,7 @@ from replayssm.layer import LayerState
 
 def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
     """Run one step; outputs `[B, T, H, V]` in the dtype of v."""
-    out = torch.zeros_like(inputs.v, memory_format=torch.contiguous_format)
+    out = torch.empty_like(inputs.v, memory_format=torch.contiguous_format)
     if not len(plan.rows):
         return out
     recurrence = layer.layout.recurrence
@@ -35,34 +35,48 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
         *memory,
         *_batch_strides(tokens),
         *slot_strides(memory),
+        *_skip_strides(inputs),
         *_scalars(inputs),
         **sizes(layer.layout),
         **window_sizes(layer),
         **_switches(layer, plan, inputs),
         BV=tiles.value,
         TILES=count,
+        P=line_parts(layer),
         num_warps=tiles.warps,
-        # Pipelined, tiles would pass through shared memory, and take the L1 cache from all the rest.
-        num_stages=1,
         maxnreg=tiles.registers or None,
+        **OPTIONS,
     )
     return out
 
 
 def _plan_tensors(layer: LayerState, plan: StepPlan) -> list[Tensor]:
     ancestors = plan.slots if plan.ancestors is None else plan.ancestors.contiguous().view(torch.int8)
-    rows = [plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.view(torch.int8), plan.flushes]
+    rows = [
+        plan.order,
+        plan.slots,
+        plan.lengths,
+        plan.origin,
+        plan.committed,
+        plan.flush.view(torch.int8),
+        plan.flushes,
+    ]
     return [*rows, layer.seed, ancestors]
 
 
 def _weights(layer: LayerState, inputs: TokenInputs) -> tuple[Tensor | None, ...]:
     raw = inputs.raw or RawGate()
-    return inputs.D, layer.A, raw.A_log, raw.dt_bias
+    return inputs.D, *(None if x is None else x.contiguous() for x in (layer.A, raw.A_log, raw.dt_bias))
 
 
 def _present(plan: StepPlan, tensors: Iterable[Tensor | None]) -> list[Tensor]:
     """A tensor that is absent stands in as one that is there; its switch keeps the kernel from reading it."""
     return [plan.slots if x is None else x for x in tensors]
+
+
+def _skip_strides(inputs: TokenInputs) -> tuple[int, int]:
+    """D's from head to head and from row to row of V: one number a head may stand for all its rows."""
+    return (0, 0) if inputs.D is None else (inputs.D.stride(0), 0 if inputs.D.dim() == 1 else inputs.D.stride(1))
 
 
 def _scalars(inputs: TokenInputs) -> tuple[float, float, float, float]:
@@ -82,7 +96,7 @@ def _switches(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> dict[st
         "HAS_BIAS": raw.dt_bias is not None,
         "BOUNDED": raw.lower_bound is not None,
         "L2NORM": inputs.qk_l2norm,
-        "SKIP": 0 if inputs.D is None else inputs.D.dim(),
+        "SKIP": inputs.D is not None,
         "HAS_Z": inputs.z is not None,
         "FORMAT": precision.checkpoint,
         "SR": precision.stochastic_rounding,

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from replayssm.kernels.arguments import rings, sizes, slot_strides, window_sizes
+from replayssm.kernels.arguments import OPTIONS, rings, sizes, slot_strides, window_sizes
 from replayssm.kernels.flush import fold_kernel
 from replayssm.kernels.slots import compact_kernel, copy_slots_kernel
 from replayssm.layer import LayerState
@@ -92,7 +92,7 @@ def _launch_fold(
         FORMAT=target.format,
         SR=layer.layout.precision.stochastic_rounding and not target.by_row,
         num_warps=1,
-        num_stages=1,
+        **OPTIONS,
     )
 
 

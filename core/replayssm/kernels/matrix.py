@@ -5,17 +5,44 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.tile import columns, flat, load_rows, store_rows, unflat
+from replayssm.kernels.tile import columns, flat, flat_columns, load_rows, store_rows, unflat
 
 
 @triton.jit
-def load_tile(p_state, p_scale, o_v, V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr):
-    """Rows `o_v` of one head's stored matrix → `[BV, K]` fp32."""
+def load_tile(
+    p_state, p_scale, o_v, column,
+    V: tl.constexpr, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """C columns from `column` on of rows `o_v` of one head's stored matrix → `[BV, C]` fp32."""
     b_live = o_v < V
-    b_s = load_rows(p_state + o_v * K, b_live, K, E)
+    b_s = load_rows(p_state + o_v * K + column, b_live, C, E)
     if SCALED:
         b_s = b_s * tl.load(p_scale + o_v, mask=b_live, other=0.0)[:, None, None]
     return flat(b_s)
+
+
+@triton.jit
+def load_parts(p_state, p_scale, o_n, end, K: tl.constexpr, E: tl.constexpr, P: tl.constexpr, SCALED: tl.constexpr):
+    """Stored rows as parts, `[BV P, M, 4 E]` as they are, and their scales `[BV P]`; rows from `end` on are zeros.
+
+    o_n: row of V times P, plus the part.
+    """
+    o_v = o_n // P
+    b_live = o_v < end
+    p = (p_state + o_v * K + o_n % P * (4 * E))[:, None, None] + columns(K // P, E, P)
+    b_scale = 1.0
+    if SCALED:
+        b_scale = tl.load(p_scale + o_v, mask=b_live, other=0.0)
+    return tl.load(p, mask=b_live[:, None, None], other=0.0), b_scale
+
+
+@triton.jit
+def read_parts(b_stored, b_scale, SCALED: tl.constexpr):
+    """What `load_parts` gives → `[K / P, BV P]` fp32, as products take it."""
+    b_s = b_stored.to(tl.float32)
+    if SCALED:
+        b_s = b_s * b_scale[:, None, None]
+    return flat_columns(b_s)
 
 
 @triton.jit
@@ -48,10 +75,11 @@ def round_to_grid(b_x, b_noise, MANTISSA: tl.constexpr, MIN_EXPONENT: tl.constex
 
 @triton.jit
 def store_tile(
-    b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v,
+    b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, column,
     V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr,
 ):  # fmt: skip
-    """`[BV, K]` fp32 → rows `o_v` of one head's stored matrix."""
+    """`[BV, C]` fp32 → C columns from `column` on of rows `o_v` of one head's stored matrix; all K where scaled."""
+    C: tl.constexpr = b_s.shape[1]
     b_live = o_v < V
     b_out = unflat(b_s, E)
     if FORMAT == "fp8":
@@ -59,11 +87,11 @@ def store_tile(
         b_out = tl.where(b_scale[:, None, None] > 0.0, b_out / b_scale[:, None, None], 0.0)
         tl.store(p_scale + o_v, b_scale, mask=b_live)
     if SR:
-        o_element = (i_head * V + o_v)[:, None, None] * K + columns(K, E)
+        o_element = (i_head * V + o_v)[:, None, None] * K + column + columns(C, E)
         b_noise = noise_tile(seed, slot, flushes, o_element)
         b_out = round_to_grid(b_out, b_noise, 3 if FORMAT == "fp8" else 10, -6 if FORMAT == "fp8" else -14)
     if FORMAT == "fp16":
         b_out = tl.minimum(tl.maximum(b_out, -65504.0), 65504.0)
     if FORMAT == "fp8":
         b_out = tl.minimum(tl.maximum(b_out, -448.0), 448.0)
-    store_rows(p_state + o_v * K, b_out, b_live, K, E)
+    store_rows(p_state + o_v * K + column, b_out, b_live, C, E)

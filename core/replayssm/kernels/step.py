@@ -1,9 +1,10 @@
 """One step of the replay protocol in one launch: read, append, and fold where a row flushes.
 
-A program owns one head of one row, or a part of its V. It reads ring and new tokens once and then walks over tiles
-`[BV, K]` of the state. A flush row folds its committed records into the tile and stores it; then every row reads its
-outputs from tile and history. Two switches tell the layers apart (DELTA, CHANNEL); one token and several, chains and
-trees are one path. docs/mathematics.md has the formulas, `tile.py` says how state meets tensor cores.
+A program owns one head of one row, or a part of its V. It reads ring and new tokens once and then walks over tiles of the
+state. A row that flushes folds its committed records into each tile, stores it and reads its outputs from it; other rows
+read them from tile and history, each tile on its way while the one before is finished. Two switches tell the layers apart
+(DELTA, CHANNEL); one token and several, chains and trees are one path. docs/mathematics.md has the formulas, `tile.py`
+says how state meets tensor cores.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import triton
 import triton.language as tl
 
 from replayssm import inputs
-from replayssm.kernels.fold import fold_tile, load_window
-from replayssm.kernels.matrix import load_tile, store_tile
-from replayssm.kernels.primitives import sigmoid, solve_unit_lower
-from replayssm.kernels.ring import age, history_rows, load_history, load_values, wrap
-from replayssm.kernels.tile import flat, load_rows, order, store_rows, unflat
+from replayssm.kernels.fold import fold_columns, fold_values, load_window
+from replayssm.kernels.matrix import load_parts, read_parts, store_tile
+from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
+from replayssm.kernels.ring import age, history_rows, load_history, load_values, reach_of_one, wrap
+from replayssm.kernels.tile import flat, join_parts, load_rows, load_x_parts, parts, store_rows, unflat
 from replayssm.kernels.tokens import (
     above_mask,
-    channel_gate,
-    channel_gates,
     channel_pairs,
     channel_path,
-    head_gates,
     head_path,
+    load_bias,
+    load_gates,
+    token_pointers,
 )
 
 L2_EPS = tl.constexpr(inputs.L2_EPS)
@@ -32,89 +33,101 @@ L2_EPS = tl.constexpr(inputs.L2_EPS)
 
 @triton.jit
 def step_kernel(
-    p_slot, p_length, p_origin, p_committed, p_flush, p_flushes, p_seed, p_ancestors,
+    p_order, p_slot, p_length, p_origin, p_committed, p_flush, p_flushes, p_seed, p_ancestors,
     q, k, v, gate, beta, z, skip, A, A_log, dt_bias, out,
     state, state_scale, key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
     sq_b, sq_t, sk_b, sk_t, sv_b, sv_t, sg_b, sg_t, sb_b, sb_t, sz_b, sz_t,
     s_state, s_state_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
-    scale, lower_bound, dt_min, dt_max,
+    s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
-    T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr, E: tl.constexpr,
-    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
+    T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
+    P: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
     RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr, L2NORM: tl.constexpr,
     SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """See the module. Grid: (⌈V / (BV · TILES)⌉, H, rows)."""
-    i_part, i_head, i_row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    i_part, i_head = tl.program_id(0), tl.program_id(1)
+    i_row = tl.load(p_order + tl.program_id(2))
     i_group = i_head // (H // G)
-    slot = tl.load(p_slot + i_row).to(tl.int64)
-    if slot < 0:
-        return
     row = i_row.to(tl.int64)
+    first = i_part * TILES * BV
+    slot = tl.load(p_slot + i_row).to(tl.int64)
     length = tl.load(p_length + i_row)
     origin = tl.load(p_origin + i_row)
     committed = tl.load(p_committed + i_row)
     flush = tl.load(p_flush + i_row) != 0
+    flushes = tl.load(p_flushes + i_row)
 
-    p_state = state + slot * s_state + i_head * V * K
-    p_scale = state_scale + slot * s_state_scale + i_head * V
-    first = i_part * TILES * BV
-    p_key = key_ring + slot * s_key + i_group * R * K
-    p_key_scale = key_scale_ring + slot * s_key_scale + i_group * R
-    p_value = value_ring + slot * s_value + i_head * R * V
-    p_raw = raw_value_ring + slot * s_raw + i_head * R * V
-    p_beta = beta_ring + slot * s_beta + i_head * R
-    p_gate = gate_ring + slot * s_gate + (i_head * R * K if CHANNEL else i_head * R)
+    # What needs no slot is loaded while the plan is on its way.
+    BX: tl.constexpr = 2 * BT
+    o_x = tl.arange(0, BX)
+    o_t = o_x % BT
+    b_is_q = o_x >= BT
+    p_x = token_pointers(q + row * sq_b + i_group * K, k + row * sk_b + i_group * K, o_x, sq_t, sk_t, BT)
+    b_x = load_rows(p_x, o_t < T, K, E)
     o_gate = i_head * K if CHANNEL else i_head
+    b_gate = load_gates(gate + row * sg_b + o_gate, sg_t, o_t, K, E, T, CHANNEL)
+    bias = load_bias(dt_bias + o_gate, K, E, T, CHANNEL, RAW and HAS_BIAS)
+    b_step = tl.zeros([BX], dtype=tl.float32)
+    if DELTA:
+        p_step = beta + row * sb_b + o_t * sb_t + i_head
+        b_step = tl.load(p_step, mask=(o_x < T), other=0.0).to(tl.float32)
     rate, speed = 1.0, 1.0
     if not DELTA:
         rate = tl.load(A + i_head).to(tl.float32)
     elif RAW:
         speed = tl.exp(tl.load(A_log + i_head).to(tl.float32))
 
+    p_out = out + row * T * H * V + i_head * V
+    if slot < 0:
+        for i in range(TILES):
+            store_zeros(p_out, first + i * BV + tl.arange(0, BV), H, V, T, BT)
+        return
+
+    p_state = state + slot * s_state + i_head * V * K
+    p_scale = state_scale + slot * s_state_scale + i_head * V
+    p_key = key_ring + slot * s_key + i_group * R * K
+    p_key_scale = key_scale_ring + slot * s_key_scale + i_group * R
+    p_value = value_ring + slot * s_value + i_head * R * V
+    p_raw = raw_value_ring + slot * s_raw + i_head * R * V
+    p_beta = beta_ring + slot * s_beta + i_head * R
+    p_gate = gate_ring + slot * s_gate + (i_head * R * K if CHANNEL else i_head * R)
+    p_v = v + row * sv_b + i_head * V
+    p_z = z + row * sz_b + i_head * V
+    p_skip = skip + i_head * s_skip_h
+
     # The new tokens: what does not depend on the columns.
-    BX: tl.constexpr = 2 * BT
-    o_x = tl.arange(0, BX)
-    o_t = o_x % BT
-    b_is_q = o_x >= BT
     b_live = o_t < length
     b_is_k = b_live & (o_x < BT)
     o_new = wrap(wrap(origin + committed, R) + o_t, R)
-    p_x = tl.where(b_is_q, q + row * sq_b + i_group * K + o_t * sq_t, k + row * sk_b + i_group * K + o_t * sk_t)
-    p_v = v + row * sv_b + i_head * V
-    p_z = z + row * sz_b + i_head * V
-    p_out = out + row * T * H * V + i_head * V
-    p_new_gate = gate + row * sg_b + o_gate + o_t * sg_t
     b_above = above_mask(p_ancestors + i_row * T * T, o_x, T, BT, TREE)
-    b_step = tl.zeros([BX], dtype=tl.float32)
     if DELTA:
-        b_step = tl.load(beta + row * sb_b + o_t * sb_t + i_head, mask=b_is_k, other=0.0).to(tl.float32)
         if RAW:
-            b_step = tl.where(b_is_k, sigmoid(b_step), 0.0)
+            b_step = sigmoid(b_step)
+        b_step = tl.where(b_is_k, b_step, 0.0)
 
     # Keys and queries: b_scores[x, s] of unit s reaches row x, each row through its own decay b_column.
-    b_x = flat(load_rows(p_x, b_live, K, E))
+    b_x = tl.where(b_live[:, None], flat(b_x), 0.0)
     b_norm = tl.full([BX], 1.0, dtype=tl.float32)
     if L2NORM:
         b_norm = tl.rsqrt(tl.sum(b_x * b_x, axis=1) + L2_EPS)
     b_scale = b_norm * tl.where(b_is_q, scale, 1.0)
     b_seen = b_above & (b_is_q[:, None] | (o_t[:, None] != o_t[None, :]))
-    p_bias = dt_bias + o_gate
+    if RAW:
+        b_gate = activate_gate(b_gate, bias, speed, lower_bound, dt_min, dt_max, DELTA, BOUNDED)
     if CHANNEL and T == 1:
-        b_gate = channel_gate(gate + row * sg_b + o_gate, p_bias, speed, lower_bound, K, E, RAW, HAS_BIAS, BOUNDED)
-        b_x_end = b_x * tl.exp(b_gate)[None, :]
+        b_path = flat(tl.reshape(b_gate, [1, K // (4 * E), 4 * E]))
+        b_x_end = b_x * tl.exp(b_path)
         b_scores = tl.where(b_seen, tl.dot(b_x, tl.trans(b_x), input_precision=DOT), 0.0)
         b_column = b_scale
     elif CHANNEL:
-        b_gate = channel_gates(p_new_gate, p_bias, speed, b_live, lower_bound, K, E, RAW, HAS_BIAS, BOUNDED)
+        b_gate = tl.where(b_live[:, None], b_gate, 0.0)
         b_path = channel_path(b_above, b_gate, o_x, T)
         b_x_end = b_x * tl.exp(b_path)
         b_scores = tl.where(b_seen, channel_pairs(b_x, b_path, o_x, BX, T), 0.0)
         b_column = b_scale
     else:
-        b_gate = head_gates(
-            p_new_gate, p_bias, speed, b_live, lower_bound, dt_min, dt_max, DELTA, RAW, HAS_BIAS, BOUNDED
-        )
+        b_gate = tl.where(b_live, b_gate, 0.0)
         b_path = head_path(b_above, b_gate * rate, T)
         b_x_end = b_x
         b_decay = tl.exp(tl.where(b_seen, b_path[:, None] - b_path[None, :], float("-inf")))
@@ -134,7 +147,7 @@ def step_kernel(
     # Append what does not depend on the state.
     if i_part == 0:
         if CHANNEL and T == 1:
-            o_k = order(K, E)
+            o_k = tl.arange(0, K)
             tl.store(p_gate + wrap(origin + committed, R) * K + o_k, b_gate, mask=o_k < tl.where(length > 0, K, 0))
         elif CHANNEL:
             store_rows(p_gate + o_new * K, unflat(b_gate, E), b_is_k, K, E)
@@ -151,50 +164,103 @@ def step_kernel(
         b_weight, whole, b_seen_weight, b_beta, b_inverse, b_end_key, b_start_key = load_window(
             p_key, p_key_scale, p_beta, p_gate, rate, origin, committed, o_j, K, R, J, E, DELTA, CHANNEL, EXACT, DOT
         )
-        seed, flushes = tl.load(p_seed), tl.load(p_flushes + i_row)
+        seed, p_keys = tl.load(p_seed), p_key + o_hist * K
         for i in range(TILES):
             o_v = first + i * BV + tl.arange(0, BV)
-            b_s = load_tile(p_state, p_scale, o_v, V, K, E, FORMAT == "fp8")
-            b_value = load_values(p_raw if EXACT else p_value, o_hist, o_v, b_committed, V)
-            b_s = fold_tile(
-                b_s, b_value, p_key + o_hist * K, b_committed, b_weight, whole, b_seen_weight, b_beta, b_inverse,
-                b_end_key, b_start_key, K, E, CHANNEL, EXACT, DOT,
+            b_value = load_values(p_raw if EXACT else p_value, o_hist, o_v, b_committed, V, V).to(tl.float32)
+            b_value = fold_values(
+                p_state, p_scale, o_v, b_value, p_keys, b_committed, b_seen_weight, b_beta, b_inverse, b_weight,
+                b_start_key, V, K, C, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
             )  # fmt: skip
-            store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, V, K, E, FORMAT, SR)
-            if not CHANNEL:
-                b_x_end = flat(load_rows(p_x, b_live, K, E))
-            b_read = tl.dot(b_s, tl.trans(b_x_end), input_precision=DOT) * b_column[None, :]
+            b_read = tl.zeros([BV, BX], dtype=tl.float32)
+            for c in tl.static_range(K // C):
+                b_s = fold_columns(
+                    p_state, p_scale, o_v, c * C, b_value, p_keys, b_committed, whole, b_end_key,
+                    V, K, C, E, FORMAT == "fp8", CHANNEL, DOT,
+                )  # fmt: skip
+                store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, FORMAT, SR)
+                b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))
+                b_read = tl.dot(b_s, tl.trans(b_x_columns), b_read, input_precision=DOT)
+            b_read *= b_column[None, :]
+            b_v, b_z, b_skip = load_new(p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, V, T, SKIP, HAS_Z)
             finish_tile(
-                b_read, b_scores, b_solve, b_step, p_v, p_z, p_out, p_value, p_raw, skip, i_head, o_v, o_x, o_new, b_live,
-                sv_t, sz_t, H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
+                b_read, b_scores, b_solve, b_step, b_v, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
+                H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
     else:
-        # b_reach[j, x] of value j reaches row x.
-        b_key, b_unit, b_after, whole = load_history(
-            p_key, p_key_scale, p_gate, rate, origin, committed, o_j, K, R, E, DELTA, CHANNEL
-        )
-        b_aged, b_weight = age(b_key, b_unit, b_after, CHANNEL)
-        b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_weight[:, None]
-        b_x_state, state_decay = b_x_end, 1.0
-        if CHANNEL:
-            b_x_state = b_x_end * tl.exp(whole)
+        # b_reach[j, x] of value j reaches row x. The first tile is on its way meanwhile, and each one while the tile
+        # before it is finished.
+        o_n = first * P + tl.arange(0, BV * P)
+        # Histories by channel need the registers themselves.
+        PRELOAD: tl.constexpr = not CHANNEL
+        if PRELOAD:
+            b_stored, b_stored_scale = load_parts(p_state, p_scale, o_n, V, K, E, P, FORMAT == "fp8")
+        state_decay = 1.0
+        if CHANNEL and T == 1:
+            o_k = tl.arange(0, K)
+            p_one_q, p_one_k = q + row * sq_b + i_group * K + o_k, k + row * sk_b + i_group * K + o_k
+            b_one_q, b_one_k = tl.load(p_one_q).to(tl.float32), tl.load(p_one_k).to(tl.float32)
+            b_reach_k, b_reach_q, b_all = reach_of_one(
+                b_one_k, b_one_q, b_gate, p_key, p_key_scale, p_gate, origin, committed, o_j, K, R, J
+            )
+            b_is_key, b_is_query = (o_x == 0)[None, :], (o_x == BT)[None, :]
+            b_reach = tl.where(b_is_key, b_reach_k[:, None], tl.where(b_is_query, b_reach_q[:, None], 0.0))
+            b_whole = b_path + flat(tl.reshape(b_all, [1, K // (4 * E), 4 * E]))
         else:
-            state_decay = tl.exp(whole)
+            b_key, b_unit, b_after, whole = load_history(
+                p_key, p_key_scale, p_gate, rate, origin, committed, o_j, K, R, E, DELTA, CHANNEL
+            )
+            b_aged, b_weight = age(b_key, b_unit, b_after, CHANNEL)
+            b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_weight[:, None]
+            if CHANNEL:
+                b_whole = b_path + whole
+            else:
+                state_decay = tl.exp(whole)
+        b_x_parts = load_x_parts(p_x, b_live, K, E, P)
+        if CHANNEL:
+            b_x_parts *= tl.exp(parts(tl.broadcast_to(b_whole, [BX, K]), P, E))
+        if not PRELOAD:
+            b_stored, b_stored_scale = load_parts(p_state, p_scale, o_n, V, K, E, P, FORMAT == "fp8")
+        o_v = first + tl.arange(0, BV)
+        b_v, b_z, b_skip = load_new(p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, V, T, SKIP, HAS_Z)
+        b_u = load_values(p_value, o_hist, o_v, b_committed, V, V)
         for i in range(TILES):
-            o_v = first + i * BV + tl.arange(0, BV)
-            b_s = load_tile(p_state, p_scale, o_v, V, K, E, FORMAT == "fp8")
-            b_u = load_values(p_value, o_hist, o_v, b_committed, V)
-            b_read = tl.dot(b_s, tl.trans(b_x_state), input_precision=DOT) * state_decay
-            b_read = tl.dot(b_u, b_reach, b_read, input_precision=DOT) * b_column[None, :]
+            b_s = read_parts(b_stored, b_stored_scale, FORMAT == "fp8")
+            b_read = tl.dot(b_x_parts, b_s, input_precision=DOT)
+            o_next, o_n = o_v + BV, o_n + BV * P
+            end = tl.where(i + 1 < TILES, V, 0)
+            b_stored, b_stored_scale = load_parts(p_state, p_scale, o_n, end, K, E, P, FORMAT == "fp8")
+            b_next_v, b_next_z, b_next_skip = load_new(
+                p_v, p_z, p_skip, s_skip, o_next, o_t, sv_t, sz_t, end, T, SKIP, HAS_Z
+            )
+            b_next_u = load_values(p_value, o_hist, o_next, b_committed, end, V)
+            b_read = join_parts(b_read, P) * state_decay
+            b_read = tl.dot(b_u.to(tl.float32), b_reach, b_read, input_precision=DOT) * b_column[None, :]
             finish_tile(
-                b_read, b_scores, b_solve, b_step, p_v, p_z, p_out, p_value, p_raw, skip, i_head, o_v, o_x, o_new, b_live,
-                sv_t, sz_t, H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
+                b_read, b_scores, b_solve, b_step, b_v, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
+                H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
+            o_v, b_v, b_z, b_skip, b_u = o_next, b_next_v, b_next_z, b_next_skip, b_next_u
+
+
+@triton.jit
+def load_new(
+    p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, end, T: tl.constexpr, SKIP: tl.constexpr, HAS_Z: tl.constexpr
+):
+    """The step's values and gates z `[BV, BX]` as stored, and the skip connection's D `[BV, 1]`; rows below `end`."""
+    m_v = (o_v < end)[:, None] & (o_t < T)[None, :]
+    b_v = tl.load(p_v + o_t[None, :] * sv_t + o_v[:, None], mask=m_v, other=0.0)
+    b_z, b_skip = b_v, 0.0
+    if HAS_Z:
+        b_z = tl.load(p_z + o_t[None, :] * sz_t + o_v[:, None], mask=m_v, other=0.0)
+    if SKIP:
+        b_skip = tl.load(p_skip + o_v * s_skip, mask=o_v < end, other=0.0).to(tl.float32)[:, None]
+    return b_v, b_z, b_skip
 
 
 @triton.jit
 def finish_tile(
-    b_read, b_scores, b_solve, b_step, p_v, p_z, p_out, p_value, p_raw, skip, i_head, o_v, o_x, o_new, b_live, sv_t, sz_t,
+    b_read, b_scores, b_solve, b_step, b_stored, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
     H: tl.constexpr, V: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
     HAS_Z: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -203,9 +269,8 @@ def finish_tile(
     U = β (V − R) (I + A)^-T for keys, O = R + U Wᵀ for queries; b_solve is the inverse, b_scores is W.
     """
     o_t = (o_x % BT)[None, :]
-    m_v = (o_v < V)[:, None] & b_live[None, :]
-    b_stored = tl.load(p_v + o_t * sv_t + o_v[:, None], mask=m_v, other=0.0)
-    b_v = b_stored.to(tl.float32)
+    # Whatever is in the place of tokens past a row's length.
+    b_v = tl.where(b_live[None, :], b_stored.to(tl.float32), 0.0)
     b_u = b_v * b_step[None, :]
     if b_scores.shape[0] >= 16:
         if DELTA:
@@ -219,19 +284,28 @@ def finish_tile(
                 b_u = tl.where(b_is, (b_v - b_read) * b_step[None, :], b_u)
             b_one = tl.sum(tl.where(b_is, b_u, 0.0), axis=1)
             b_read += b_one[:, None] * tl.sum(tl.where(b_is, b_scores, 0.0), axis=1)[None, :]
-    if SKIP == 1:
-        b_read += tl.load(skip + i_head).to(tl.float32) * b_v
-    elif SKIP == 2:
-        b_read += tl.load(skip + i_head * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)[:, None] * b_v
+    if SKIP:
+        b_read += b_skip * b_v
     if HAS_Z:
-        b_z = tl.load(p_z + o_t * sz_t + o_v[:, None], mask=m_v, other=0.0).to(tl.float32)
+        b_z = b_z.to(tl.float32)
         b_read = b_read * b_z * sigmoid(b_z)
-    b_is_q = (o_x >= BT)[None, :]
-    tl.store(p_out + o_t * H * V + o_v[:, None], b_read.to(p_out.dtype.element_ty), mask=m_v & b_is_q)
+    # Tokens past a row's length come out as zeros.
+    b_read = tl.where(b_live[None, :], b_read, 0.0)
+    m_v = (o_v < V)[:, None]
+    m_q = m_v & ((o_x >= BT) & (o_x % BT < T))[None, :]
+    tl.store(p_out + o_t * H * V + o_v[:, None], b_read.to(p_out.dtype.element_ty), mask=m_q)
     p_new = o_new[None, :] * V + o_v[:, None]
-    m_k = m_v & (o_x < BT)[None, :]
+    m_k = m_v & (b_live & (o_x < BT))[None, :]
     if DELTA:
         tl.store(p_value + p_new, b_u.to(p_value.dtype.element_ty), mask=m_k)
         tl.store(p_raw + p_new, b_stored, mask=m_k)
     else:
         tl.store(p_value + p_new, b_stored, mask=m_k)
+
+
+@triton.jit
+def store_zeros(p_out, o_v, H: tl.constexpr, V: tl.constexpr, T: tl.constexpr, BT: tl.constexpr):
+    """Outputs of a row of padding."""
+    o_t = tl.arange(0, BT)
+    b_zero = tl.zeros([o_v.shape[0], BT], dtype=p_out.dtype.element_ty)
+    tl.store(p_out + o_t[None, :] * H * V + o_v[:, None], b_zero, mask=(o_v < V)[:, None] & (o_t < T)[None, :])

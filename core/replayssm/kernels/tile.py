@@ -7,6 +7,10 @@ column (m, e, t, pair) of the operand is number (m, t, e, pair) of the row. No n
 from memory into a product, out of an accumulator and back to memory without shared memory. Everything that meets
 in a sum over k (state, keys, queries, gates by channel) is loaded by `load_rows` with one E and flattened.
 
+Four threads of 16 bytes are half a line of memory. Reading alone can do better (`parts`): the P parts of a line go to
+neighbouring rows of the tile, and a product with the parts of x, of which the sums that belong together are kept, reads
+the row. That also puts the state where the tensor cores take eight rows from registers as they were loaded.
+
 It holds for programs of one warp, the shape that all tables choose; with more warps a tile passes through shared memory.
 """
 
@@ -17,18 +21,18 @@ import triton.language as tl
 
 
 @triton.jit
-def columns(C: tl.constexpr, E: tl.constexpr):
-    """Offsets `[1, M, 4 E]` of C adjacent numbers."""
-    o_m = tl.arange(0, C // (4 * E)) * (4 * E)
+def columns(C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
+    """Offsets `[1, M, 4 E]` of C numbers: adjacent ones, or every P-th run of 4 E."""
+    o_m = tl.arange(0, C // (4 * E)) * (4 * E * P)
     # Four threads a row: without the hint a tile of 16-bit numbers would go two to a row.
     o_e = tl.max_contiguous(tl.arange(0, 4 * E), [E])
     return (o_m[:, None] + o_e[None, :])[None, :, :]
 
 
 @triton.jit
-def load_rows(p_rows, b_live, C: tl.constexpr, E: tl.constexpr):
+def load_rows(p_rows, b_live, C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
     """C numbers at each pointer of `p_rows [N]` → `[N, M, 4 E]` fp32; rows that are not live are 0."""
-    p = p_rows[:, None, None] + columns(C, E)
+    p = p_rows[:, None, None] + columns(C, E, P)
     return tl.load(p, mask=b_live[:, None, None], other=0.0).to(tl.float32)
 
 
@@ -47,13 +51,6 @@ def load_row(p_row, C: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def order(K: tl.constexpr, E: tl.constexpr):
-    """Which number of a row each column of `flat` is: `[K]`."""
-    o_k = tl.arange(0, K)
-    return o_k // (4 * E) * (4 * E) + o_k // 2 % 4 * E + o_k // 8 % (E // 2) * 2 + o_k % 2
-
-
-@triton.jit
 def flat(b_x):
     """`[N, M, 4 E]` as loaded → `[N, C]` as products take it."""
     N: tl.constexpr = b_x.shape[0]
@@ -64,9 +61,48 @@ def flat(b_x):
 
 
 @triton.jit
+def flat_columns(b_x):
+    """The transpose of `flat`, `[C, N]`."""
+    N: tl.constexpr = b_x.shape[0]
+    M: tl.constexpr = b_x.shape[1]
+    E: tl.constexpr = b_x.shape[2] // 4
+    b_split = tl.reshape(b_x, [N, M, 4, E // 2, 2])
+    return tl.reshape(tl.permute(b_split, (1, 3, 2, 4, 0)), [M * 4 * E, N])
+
+
+@triton.jit
 def unflat(b_x, E: tl.constexpr):
     """The inverse of `flat`."""
     N: tl.constexpr = b_x.shape[0]
     M: tl.constexpr = b_x.shape[1] // (4 * E)
     b_split = tl.reshape(b_x, [N, M, E // 2, 4, 2])
     return tl.reshape(tl.permute(b_split, (0, 1, 3, 2, 4)), [N, M, 4 * E])
+
+
+@triton.jit
+def parts(b_x, P: tl.constexpr, E: tl.constexpr):
+    """`[N, C]` from `flat` → `[P N, C / P]`: row i N + n has the i-th of every P runs of 4 E numbers of row n."""
+    N: tl.constexpr = b_x.shape[0]
+    C: tl.constexpr = b_x.shape[1]
+    b_split = tl.reshape(b_x, [N, C // (4 * E * P), P, 4 * E])
+    return tl.reshape(tl.permute(b_split, (2, 0, 1, 3)), [P * N, C // P])
+
+
+@triton.jit
+def join_parts(b_x, P: tl.constexpr):
+    """`[P X, N P]`, products of all parts → `[N, X]`, sums of those whose parts belong together."""
+    X: tl.constexpr = b_x.shape[0] // P
+    N: tl.constexpr = b_x.shape[1] // P
+    b_split = tl.reshape(b_x, [P, X, N, P])
+    b_same = tl.arange(0, P)[:, None, None, None] == tl.arange(0, P)[None, None, None, :]
+    return tl.trans(tl.sum(tl.sum(tl.where(b_same, b_split, 0.0), axis=3), axis=0))
+
+
+@triton.jit
+def load_x_parts(p_x, b_live, K: tl.constexpr, E: tl.constexpr, P: tl.constexpr):
+    """K numbers at each pointer of `p_x [N]` as `parts`: `[P N, K / P]`."""
+    N: tl.constexpr = p_x.shape[0]
+    o_part = tl.arange(0, P)[:, None] * (4 * E)
+    p_parts = tl.reshape(p_x[None, :] + o_part, [P * N])
+    b_all = tl.reshape(tl.broadcast_to(b_live[None, :], [P, N]), [P * N])
+    return flat(load_rows(p_parts, b_all, K // P, E, P))

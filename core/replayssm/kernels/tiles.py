@@ -28,9 +28,9 @@ ENVIRONMENT = "REPLAYSSM_TILES"
 """Names a table file of one's own, asked before those of the package."""
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
 ROW_CHOICES = (16, 32, 64, 128)
-ROWS, REGISTERS, PROGRAMS = 16, 168, 1024
-"""Formats and their widths; what a tile's rows may be; and the rule where no table is: rows of V a tile, registers a thread,
-programs that fill a GPU."""
+ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS = 16, 168, 4, 1024
+"""Formats and their widths; what a tile's rows may be; and the rule where no table is: rows of V a tile, registers a thread
+up to which draft, programs that fill a GPU."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +185,12 @@ def choose_tiles(layout: StateLayout, draft: int, batch: int, device: torch.devi
 def default_tiles(wanted: Operation) -> Tiles:
     """Where nothing was measured: tiles of 16 rows, and a whole head a program once heads alone fill a GPU.
 
-    The limit of registers keeps a dozen programs a multiprocessor; a decay per channel needs them all.
+    The limit of registers keeps a dozen programs a multiprocessor; a decay per channel, and long drafts, need them all.
     """
     tiles, heads = -(-wanted.value_dim // ROWS), wanted.batch * wanted.heads
     count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)
-    return Tiles(ROWS, count=count, registers=0 if wanted.layer == "kda" else REGISTERS)
+    limited = wanted.layer != "kda" and wanted.draft <= LIMITED_DRAFT
+    return Tiles(ROWS, count=count, registers=REGISTERS if limited else 0)
 
 
 def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:

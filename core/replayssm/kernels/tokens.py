@@ -9,56 +9,43 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.primitives import activate_gate
-from replayssm.kernels.tile import flat, load_row, load_rows, order
+from replayssm.kernels.tile import flat, load_row, load_rows
 
 
 @triton.jit
-def head_gates(
-    p_gate, p_bias, rate, b_live, lower_bound, dt_min, dt_max,
-    DELTA: tl.constexpr, RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr,
-):  # fmt: skip
-    """Δ or log decay `[X]` of tokens whose gates are at pointers `p_gate [X]`; 0 where not live."""
-    b_gate = tl.load(p_gate, mask=b_live, other=0.0).to(tl.float32)
-    if RAW:
-        bias = 0.0
-        if HAS_BIAS:
+def load_gates(p_gate, sg_t, o_t, K: tl.constexpr, E: tl.constexpr, T: tl.constexpr, CHANNEL: tl.constexpr):
+    """Gates of tokens `o_t [X]` of a row: `[X]`, or by channel `[X, K]`, fp32.
+
+    By channel one token's are `[K]`, a vector over all threads, where a row of a tile would be one over four.
+    """
+    if not CHANNEL:
+        b_gate = tl.load(p_gate + o_t * sg_t, mask=o_t < T, other=0.0).to(tl.float32)
+    elif T == 1:
+        b_gate = tl.load(p_gate + tl.arange(0, K)).to(tl.float32)
+    else:
+        b_gate = flat(load_rows(p_gate + o_t * sg_t, o_t < T, K, E))
+    return b_gate
+
+
+@triton.jit
+def load_bias(p_bias, K: tl.constexpr, E: tl.constexpr, T: tl.constexpr, CHANNEL: tl.constexpr, PRESENT: tl.constexpr):
+    """The gate's bias in a shape that can be added to `load_gates`, 0 where there is none."""
+    bias = 0.0
+    if PRESENT:
+        if not CHANNEL:
             bias = tl.load(p_bias).to(tl.float32)
-        b_active = activate_gate(b_gate, bias, rate, lower_bound, dt_min, dt_max, DELTA, BOUNDED)
-        b_gate = tl.where(b_live, b_active, 0.0)
-    return b_gate
+        elif T == 1:
+            bias = tl.load(p_bias + tl.arange(0, K)).to(tl.float32)
+        else:
+            bias = load_row(p_bias, K, E)
+    return bias
 
 
 @triton.jit
-def channel_gates(
-    p_gate, p_bias, rate, b_live, lower_bound,
-    K: tl.constexpr, E: tl.constexpr, RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr,
-):  # fmt: skip
-    """Log decay `[X, K]` per channel; 0 where not live."""
-    b_gate = flat(load_rows(p_gate, b_live, K, E))
-    if RAW:
-        b_bias = 0.0
-        if HAS_BIAS:
-            b_bias = load_row(p_bias, K, E)
-        b_active = activate_gate(b_gate, b_bias, rate, lower_bound, 0.0, 0.0, True, BOUNDED)
-        b_gate = tl.where(b_live[:, None], b_active, 0.0)
-    return b_gate
-
-
-@triton.jit
-def channel_gate(
-    p_gate, p_bias, rate, lower_bound,
-    K: tl.constexpr, E: tl.constexpr, RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr,
-):  # fmt: skip
-    """The same of one token, `[K]`: a vector over all threads, where a row of a tile would be one over four."""
-    o_k = order(K, E)
-    b_gate = tl.load(p_gate + o_k).to(tl.float32)
-    if RAW:
-        b_bias = 0.0
-        if HAS_BIAS:
-            b_bias = tl.load(p_bias + o_k).to(tl.float32)
-        b_gate = activate_gate(b_gate, b_bias, rate, lower_bound, 0.0, 0.0, True, BOUNDED)
-    return b_gate
+def token_pointers(p_q, p_k, o_x, sq_t, sk_t, BT: tl.constexpr):
+    """Where row x of a block is: a key of the step below BT, a query from there on."""
+    o_t = o_x % BT
+    return tl.where(o_x >= BT, p_q + o_t * sq_t, p_k + o_t * sk_t)
 
 
 @triton.jit
