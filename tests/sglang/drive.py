@@ -78,7 +78,7 @@ def generate(engine, prompts: list, turn: dict) -> list:
         {
             "tokens": answer["output_ids"],
             "margins": [first[0] - second[0] for first, second in answer["meta_info"]["output_top_logprobs"]],
-            **{name: answer["meta_info"].get(name) for name in ("cached_tokens", "spec_verify_ct")},
+            **{name: answer["meta_info"].get(name) for name in ("cached_tokens", "num_retractions", "spec_verify_ct")},
         }
         for answer in answers
     ]
