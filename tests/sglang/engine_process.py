@@ -45,12 +45,19 @@ def environment(config: dict | None) -> dict[str, str]:
     return {**kept, **here, **({} if config is None else {"REPLAYSSM_CONFIG": json.dumps(config)})}
 
 
-def converse(path: Path, engine: dict, turns: list[dict], config: dict | None = None) -> list[list[dict]]:
-    """What an engine answers in each turn (see `drive.py`)."""
+def converse(
+    path: Path, engine: dict, turns: list[dict], config: dict | None = None, **variables: str
+) -> list[list[dict]]:
+    """What an engine answers in each turn (see `drive.py`); `variables` of its environment besides."""
     plan = json.dumps({"engine": {"model_path": str(path), **engine}, "turns": turns})
     command = [sys.executable, "-W", "ignore", str(HERE / "drive.py"), plan]
     done = subprocess.run(
-        command, env=environment(config), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        command,
+        env={**environment(config), **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
     )
     answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert answers, f"the engine ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

@@ -151,11 +151,11 @@ def test_prompts_in_chunks(models, kind):
 
 
 @pytest.mark.slow
-def test_requests_that_make_room_for_each_other(models):
+def test_requests_that_are_retracted_and_come_back(models):
     path = models("gdn")
     turn = {"prompts": [*PROMPTS, *[[p + 1 for p in prompt] for prompt in PROMPTS]], "tokens": TOKENS}
     (alone,) = converse(path, {}, [turn])
-    crowded = {"max_total_tokens": 80, "schedule_conservativeness": 0.1}
-    (answers,) = converse(path, crowded, [turn], {"window": 5})
+    forced = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
+    (answers,) = converse(path, {}, [turn], {"window": 5}, **forced)
     same_tokens(answers, alone)
     assert sum(answer["num_retractions"] for answer in answers) > 0
