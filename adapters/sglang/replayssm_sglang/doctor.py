@@ -21,8 +21,7 @@ def report() -> Report:
     version = surface.version()
     if version == "absent":
         return [("sglang", False, "is not installed")]
-    known = f"run with {surface.RAN}; signatures known of {', '.join(surface.MATCHES)}"
-    lines: Report = [("sglang", True, f"{version}; {known}")]
+    lines: Report = [("sglang", True, f"{version}; the adapter was run with {' and '.join(surface.RAN)}")]
     verdicts = list(surface.report())
     wrong = [(symbol.path, False, reason) for symbol, (ok, reason) in verdicts if not ok]
     return [

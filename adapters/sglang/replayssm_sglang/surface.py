@@ -18,11 +18,8 @@ from replayssm_sglang.calls import Foreign
 
 Verdict = tuple[bool, str]
 
-RAN = "0.5.23"
-"""Release that the adapter was run with."""
-
-MATCHES = ("0.5.16", "0.5.23")
-"""Releases whose functions were found to have the signatures below."""
+RAN = ("0.5.16", "0.5.23")
+"""Oldest and newest release that the adapter was run with; docs/engines/sglang.md says how far."""
 
 
 @dataclass(frozen=True)
