@@ -185,7 +185,17 @@ def test_table_of_a_file(tmp_path, capsys):
     assert lines[2] == "| mamba2 | super | fp32 | 1 | 4 µs (1.10×) | 280 µs (2.00×) |"
     assert lines[3] == "| mamba2 | super | fp32 + nvfp4 | 4 | – | 330 µs (4.40×) |"
     assert lines[5].startswith("NVIDIA H200; torch 2.11.0; git abc; `replayssm bench kernels`. Ceilings")
-    assert markdown(META, rows) == "\n".join(lines) + "\n"
+    assert markdown([(META, rows)]) == "\n".join(lines) + "\n"
+
+
+def test_table_of_several_files(tmp_path, capsys):
+    files = [tmp_path / "one.json", tmp_path / "drafts.json"]
+    Results(META, [ROW]).write(files[0])
+    Results({**META, "command": "another"}, [replace(ROW, draft=4, phase="steady", ratio=4.4)]).write(files[1])
+    assert main(["bench", "table", *map(str, files)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[3:] for line in lines[2:4]] == [["1", "280 µs (2.00×) |"], ["4", "280 µs (4.40×) |"]]
+    assert [line.partition("`")[2].partition("`")[0] for line in lines[5:]] == ["replayssm bench kernels", "another"]
 
 
 def test_git_ref_is_a_commit_or_unknown():

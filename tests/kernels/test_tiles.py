@@ -16,6 +16,7 @@ from replayssm.errors import InputError
 from replayssm.kernels import tiles as module
 from replayssm.kernels.tiles import (
     ENVIRONMENT,
+    PROGRAMS,
     Gpu,
     Operation,
     Table,
@@ -89,8 +90,8 @@ def test_the_rule_covers_a_head_and_fills_the_gpu(value_dim, batch):
     tiles = default_tiles(replace(BASE, value_dim=value_dim, batch=batch))
     parts, count = tiles.parts(value_dim)
     assert (parts - 1) * count * tiles.value < value_dim <= parts * count * tiles.value
-    assert parts == 1 or batch * BASE.heads < 1024
-    assert count == 1 or 2 * parts * batch * BASE.heads >= 1024
+    assert parts == 1 or batch * BASE.heads < PROGRAMS
+    assert count == 1 or 2 * parts * batch * BASE.heads >= PROGRAMS
 
 
 def test_operation_of_a_layout():

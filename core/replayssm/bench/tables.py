@@ -49,13 +49,14 @@ def state_name(row: Row) -> str:
     return f"{row.checkpoint} + {row.read_copy}" if row.read_copy else row.checkpoint
 
 
-def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
-    """A table with its circumstances below: a line for each layer, state and draft, a column for each batch.
+def markdown(results: Sequence[tuple[dict[str, Any], Sequence[Row]]]) -> str:
+    """A table of one or several runs with their circumstances below: a line for each layer, state and draft, a column
+    for each batch.
 
     A cell is "µs (ratio×)": microseconds of a layer's step, and how many times faster it is than the best ordinary
     decode of the same run. Phases other than the averages over a window are left out.
     """
-    shown = [row for row in rows if row.phase in ("staggered", "steady")]
+    shown = [row for _, rows in results for row in rows if row.phase in ("staggered", "steady")]
     batches = sorted({row.batch for row in shown})
     lines: dict[tuple[str, str, str, int], dict[int, str]] = {}
     for row in shown:
@@ -63,10 +64,11 @@ def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
         lines.setdefault(key, {})[row.batch] = f"{row.us:.0f} µs ({row.ratio:.2f}×)"
     head = "| layer | geometry | state | T | " + " | ".join(f"batch {batch}" for batch in batches) + " |"
     table = [head, "|" + " --- |" * (4 + len(batches))]
-    for (layer, geometry, state, draft), cells in lines.items():
+    order = list(dict.fromkeys(key[:3] for key in lines))
+    for (layer, geometry, state, draft), cells in sorted(lines.items(), key=lambda p: (order.index(p[0][:3]), p[0][3])):
         values = " | ".join(cells.get(batch, "–") for batch in batches)
         table.append(f"| {layer} | {geometry} | {state} | {draft} | {values} |")
-    return "\n".join([*table, "", _circumstances(meta)]) + "\n"
+    return "\n".join([*table, "", *dict.fromkeys(_circumstances(meta) for meta, _ in results)]) + "\n"
 
 
 def _circumstances(meta: dict[str, Any]) -> str:

@@ -41,8 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kernels.add_argument("--ours-only", action="store_true", help="compare with our ordinary kernel, with no engine's")
     kernels.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
     kernels.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
-    table = commands.add_parser("table", help="a result file as Markdown", description="A result file as Markdown.")
-    table.add_argument("file", type=Path, help="what `bench kernels --json` wrote")
+    table = commands.add_parser("table", help="result files as Markdown", description="Result files as Markdown.")
+    table.add_argument("files", type=Path, nargs="+", metavar="file", help="what `bench kernels --json` wrote")
 
 
 def add_lists(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def jobs(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or print a table. Status 1 where a step is wrong: then no speed is printed."""
-    return _table(args.file) if args.what == "table" else _kernels(args)
+    return _table(args.files) if args.what == "table" else _kernels(args)
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Sequence[str] | None]:
@@ -82,11 +82,11 @@ def chosen(args: argparse.Namespace) -> dict[str, Sequence[str] | None]:
     return {key: getattr(args, key) for key in keys}
 
 
-def _table(file: Path) -> int:
+def _table(files: Sequence[Path]) -> int:
     from replayssm.bench.results import read_rows
     from replayssm.bench.tables import markdown
 
-    print(markdown(*read_rows(file)), end="")
+    print(markdown([read_rows(file) for file in files]), end="")
     return 0
 
 

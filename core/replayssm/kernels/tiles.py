@@ -28,7 +28,7 @@ ENVIRONMENT = "REPLAYSSM_TILES"
 """Names a table file of one's own, asked before those of the package."""
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
 ROW_CHOICES = (16, 32, 64, 128)
-ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS = 16, 168, 4, 1024
+ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS = 16, 168, 4, 4096
 """Formats and their widths; what a tile's rows may be; and the rule where no table is: rows of V a tile, registers a thread
 up to which draft, programs that fill a GPU."""
 
