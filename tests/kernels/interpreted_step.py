@@ -35,7 +35,9 @@ def new_tokens(r: Recurrence, draft: int, raw: bool) -> TokenInputs:
     delta = r.delta_rule
     gate = torch.randn(ROWS, draft, *r.gate_shape)
     parameters = None
+    skip = None if delta else torch.randn(r.heads)
     if raw:
+        skip = None if skip is None else skip[:, None].expand(-1, r.value_dim)
         parameters = RawGate(
             dt_bias=torch.randn(r.gate_shape) - 2,
             A_log=torch.randn(r.heads) * 0.5 if delta else None,
@@ -52,7 +54,7 @@ def new_tokens(r: Recurrence, draft: int, raw: bool) -> TokenInputs:
         raw=parameters,
         qk_l2norm=delta,
         scale=r.key_dim**-0.5,
-        D=None if delta else torch.randn(r.heads),
+        D=skip,
         z=None if delta or raw else torch.randn(ROWS, draft, r.heads, r.value_dim),
     )
 

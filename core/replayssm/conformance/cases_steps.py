@@ -72,6 +72,20 @@ class StepCases(Cases):
             driver.random_step([0, 2])
         driver.check()
 
+    def test_skip_weight_in_any_memory(self, seed: int) -> None:
+        """D expanded over V, and of each row of V in memory that is not contiguous."""
+        self.claim(Feature.SKIP_BY_ROW)
+        self.claim_layer(LayerKind.MAMBA2)
+        layout = self.layout(LayerKind.MAMBA2)
+        for expanded in (True, False):
+            driver = Driver(self.subject, layout, seed=seed, extras=True)
+            rows = driver.source.normal(layout.recurrence.value_dim, layout.recurrence.heads).to(self.subject.device).T
+            driver.source.D = rows[:, :1].expand_as(rows) if expanded else rows
+            driver.load([0, 2])
+            for _ in range(4):
+                driver.random_step([0, 2])
+            driver.check()
+
     def test_acceptance_at_both_ends(self, layer: LayerKind, seed: int) -> None:
         """Nothing accepted, only the first (the bonus token), all but one, all: in one batch, and in turn in each row."""
         self.claim_mode(DRAFT)

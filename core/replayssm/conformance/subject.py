@@ -32,6 +32,7 @@ class Feature(StrEnum):
     FOREIGN_MEMORY = "buffers are handed in"
     RAW_GATES = "raw gate projections and key normalisation"
     SKIP_AND_GATE = "skip weight D and output gate z (Mamba-2)"
+    SKIP_BY_ROW = "skip weight D of each row of V (Mamba-2)"
 
 
 ALL_FEATURES = frozenset(Feature)
