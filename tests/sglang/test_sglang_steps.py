@@ -198,6 +198,9 @@ def test_decay_rates_are_the_models_own_weights():
     assert [r.data_ptr() for r in rates] == [model.layers[i].A.data_ptr() for i in (0, 2)]
     with pytest.raises(UnsupportedError, match=r"layers \[0, 1\]"):
         mamba2.decay_rates(model, Mixer, [0, 1])
+    model.layers[2].A.data[0] = 0.0
+    with pytest.raises(UnsupportedError, match=r"layers \[2\] are not all below 0, as --load-format dummy"):
+        mamba2.decay_rates(model, Mixer, [0, 2])
 
 
 def test_a_layer_out_of_order_is_refused():

@@ -64,7 +64,7 @@ def decay_rates(model: Foreign, mixer: type, layer_ids: list[int]) -> list[Tenso
     """A `[H]` of each recurrent layer, in the order of `layer_ids`: the weights themselves, so that updates reach us.
 
     Raises:
-        UnsupportedError: the mixers of the model are not those of the pool's layers.
+        UnsupportedError: the mixers of the model are not those of the pool's layers, or a state would grow.
     """
     found: dict[int | str, Tensor] = {}
     for name, module in model.named_modules():
@@ -73,4 +73,9 @@ def decay_rates(model: Foreign, mixer: type, layer_ids: list[int]) -> list[Tenso
             found[int(match.group(1)) if match else name] = cast(Foreign, module).A.detach()
     if sorted(found, key=str) != sorted(layer_ids, key=str):
         raise UnsupportedError(f"the pool has recurrent layers {layer_ids}, the model mixers {sorted(found, key=str)}")
+    growing = [i for i in layer_ids if bool((found[i] >= 0).any())]
+    if growing:
+        raise UnsupportedError(
+            f"the decay rates A of layers {growing} are not all below 0, as --load-format dummy makes them; load weights"
+        )
     return [found[i] for i in layer_ids]
