@@ -15,13 +15,14 @@ from replayssm.conformance.inputs import Source
 from replayssm.conformance.memory import bits, paged
 
 SLOTS = 6
-# The interpreter truncates where the hardware rounds to nearest, so bf16 and fp8 only where the cast is exact.
+# The interpreter truncates where the hardware rounds to nearest, so bf16 only where the cast is exact.
 CHECKPOINTS = [
     PrecisionPolicy(),
     PrecisionPolicy(exact_fold=False),
     PrecisionPolicy("fp16"),
     PrecisionPolicy("fp16", stochastic_rounding=True),
     PrecisionPolicy("fp8", stochastic_rounding=True),
+    PrecisionPolicy(read_copy="fp8"),
 ]
 
 

@@ -22,10 +22,15 @@ GEOMETRY = {
 }
 # Four tokens and fewer are too few rows for tensor cores, and solved one by one.
 DRAFT = {"standard": 1, "draft": 3, "tree": 6}
-# Not bf16 and fp8: the interpreter truncates where the hardware rounds.
+# Not bf16: the interpreter truncates where the hardware rounds.
 CHECKPOINTS = {
-    "standard": [PrecisionPolicy("fp16"), PrecisionPolicy(), PrecisionPolicy(exact_fold=False)],
-    "draft": [PrecisionPolicy(), PrecisionPolicy("fp16")],
+    "standard": [
+        PrecisionPolicy("fp16"),
+        PrecisionPolicy(),
+        PrecisionPolicy(exact_fold=False),
+        PrecisionPolicy(read_copy="fp8"),
+    ],
+    "draft": [PrecisionPolicy(), PrecisionPolicy("fp16"), PrecisionPolicy(read_copy="fp8")],
     "tree": [PrecisionPolicy()],
 }
 

@@ -16,6 +16,7 @@ PRECISIONS = [
     PrecisionPolicy("bf16"),
     PrecisionPolicy("fp16", stochastic_rounding=True),
     PrecisionPolicy("fp8", stochastic_rounding=True),
+    PrecisionPolicy(read_copy="fp8"),
 ]
 
 

@@ -20,6 +20,12 @@ def rings(layer: LayerState) -> list[Tensor]:
     return [layer.buffers.get(name, layer.buffers["value_ring"]) for name in RINGS]
 
 
+def read_copy(layer: LayerState) -> list[Tensor]:
+    """The read copy and its scales; without one the checkpoint stands in."""
+    checkpoint = layer.buffers["checkpoint"]
+    return [layer.buffers.get(name, checkpoint) for name in ("read_copy", "read_copy_scale")]
+
+
 def slot_strides(tensors: list[Tensor]) -> list[int]:
     """From one slot to the next, in numbers."""
     return [tensor.stride(0) for tensor in tensors]
@@ -35,30 +41,29 @@ def sizes(layout: StateLayout) -> dict[str, int]:
 def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     """What reading or folding a window needs besides.
 
-    J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a
-    fold takes at a time, all where a row has one scale or the decayed keys are in registers. DOT: products of reading
-    round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones.
+    J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a fold takes at
+    a time, all where a row has one scale or the decayed keys are in registers. E of `kernels.tile`, of the checkpoint.
+    DOT: products of reading round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones.
     """
     layout = layer.layout
     r = layout.recurrence
-    whole = r.channel_decay or layout.precision.checkpoint == "fp8"
+    whole = r.channel_decay or "fp8" in (layout.precision.checkpoint, layout.precision.read_copy)
     return {
         "J": max(16, triton.next_power_of_2(max(layout.window, layout.max_draft))),
         "C": r.key_dim if whole else min(r.key_dim, 32),
-        "E": vector(layer),
+        "E": vector(layer.buffers["checkpoint"], r.key_dim),
         "EXACT": r.delta_rule and layout.precision.exact_fold,
         "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
     }
 
 
-def vector(layer: LayerState) -> int:
-    """E of `kernels.tile`: 16 bytes of the checkpoint, or as much of a row as four threads leave for one."""
-    return min(8, 16 // layer.buffers["checkpoint"].element_size(), layer.layout.recurrence.key_dim // 4)
+def read_sizes(layer: LayerState) -> dict[str, int]:
+    """ER, the E of what a step reads, and P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes."""
+    read, key_dim = layer.buffers.get("read_copy", layer.buffers["checkpoint"]), layer.layout.recurrence.key_dim
+    columns = 4 * vector(read, key_dim)
+    return {"ER": columns // 4, "P": min(128 // (columns * read.element_size()), key_dim // columns)}
 
 
-def line_parts(layer: LayerState) -> int:
-    """P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes."""
-    columns = 4 * vector(layer)
-    return min(
-        128 // (columns * layer.buffers["checkpoint"].element_size()), layer.layout.recurrence.key_dim // columns
-    )
+def vector(state: Tensor, key_dim: int) -> int:
+    """E of `kernels.tile`: 16 bytes of a stored state, or as much of a row as four threads leave for one."""
+    return min(16 // state.element_size(), key_dim // 4)

@@ -17,16 +17,16 @@ from replayssm.kernels.ring import history_rows, load_values
 @triton.jit(do_not_specialize=["slots"])
 def fold_kernel(
     p_source, p_target, p_origin, p_count, p_flushes, p_seed, A,
-    source_state, source_scale, target_state, target_scale,
+    source_state, source_scale, target_state, target_scale, target_copy, target_copy_scale,
     key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
-    s_source, s_source_scale, s_target, s_target_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
+    s_source, s_source_scale, s_target, s_target_scale, s_copy, s_copy_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     slots,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr,
-    SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
+    SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
     EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Fold `count` records of each source and write the target. Grid: (⌈V / BV⌉, H, rows).
+    """Fold `count` records of each source and write the target, with its read copy. Grid: (⌈V / BV⌉, H, rows).
 
     FROM_ROWS, TO_ROWS: source (without records), or target, is a tensor by row of the batch in place of a slot's
     checkpoint. A row whose slot is out of range is left out.
@@ -46,6 +46,8 @@ def fold_kernel(
     p_from_scale = source_scale + source * s_source_scale + i_head * V
     p_to = target_state + target * s_target + i_head * V * K
     p_to_scale = target_scale + target * s_target_scale + i_head * V
+    p_copy = target_copy + target * s_copy + i_head * V * K
+    p_copy_scale = target_copy_scale + target * s_copy_scale + i_head * V
     flushes, seed, count = tl.load(p_flushes + i_row), tl.load(p_seed), 0
     if not FROM_ROWS:
         count = tl.load(p_count + i_row)
@@ -54,6 +56,8 @@ def fold_kernel(
         for i in tl.static_range(K // C):
             b_s = load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED)
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
+            if COPY != "none":
+                store_tile(b_s, p_copy, p_copy_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, COPY, False)
     else:
         i_group = i_head // (H // G)
         rate = 1.0
@@ -83,3 +87,5 @@ def fold_kernel(
                 V, K, C, E, SCALED, CHANNEL, DOT,
             )  # fmt: skip
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
+            if COPY != "none":
+                store_tile(b_s, p_copy, p_copy_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, COPY, False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from replayssm.cursors import StepPlan
 from replayssm.inputs import FIELDS, RawGate, TokenInputs
-from replayssm.kernels.arguments import OPTIONS, line_parts, rings, sizes, slot_strides, window_sizes
+from replayssm.kernels.arguments import OPTIONS, read_copy, read_sizes, rings, sizes, slot_strides, window_sizes
 from replayssm.kernels.step import step_kernel
 from replayssm.kernels.tiles import choose_tiles
 from replayssm.layer import LayerState
@@ -42,7 +42,7 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
         **_switches(layer, plan, inputs),
         BV=tiles.value,
         TILES=count,
-        P=line_parts(layer),
+        **read_sizes(layer),
         num_warps=tiles.warps,
         maxnreg=tiles.registers or None,
         **OPTIONS,
@@ -100,13 +100,14 @@ def _switches(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> dict[st
         "HAS_Z": inputs.z is not None,
         "FORMAT": precision.checkpoint,
         "SR": precision.stochastic_rounding,
+        "COPY": precision.read_copy or "none",
     }
 
 
 def _memory(layer: LayerState) -> list[Tensor]:
-    """State and rings; without scales the state stands in for them."""
+    """State, read copy and rings; without scales the state stands in for them."""
     state = layer.buffers["checkpoint"]
-    return [state, layer.buffers.get("checkpoint_scale", state), *rings(layer)]
+    return [state, layer.buffers.get("checkpoint_scale", state), *read_copy(layer), *rings(layer)]
 
 
 def _inner_contiguous(x: Tensor | None) -> Tensor | None:

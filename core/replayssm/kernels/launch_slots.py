@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from replayssm.kernels.arguments import OPTIONS, rings, sizes, slot_strides, window_sizes
+from replayssm.kernels.arguments import OPTIONS, read_copy, rings, sizes, slot_strides, window_sizes
 from replayssm.kernels.flush import fold_kernel
 from replayssm.kernels.slots import compact_kernel, copy_slots_kernel
 from replayssm.layer import LayerState
@@ -76,7 +76,7 @@ def _launch_fold(
     if not len(source_slots):
         return
     r = layer.layout.recurrence
-    memory = [source.state, source.scale, target.state, target.scale, *rings(layer)]
+    memory = [source.state, source.scale, target.state, target.scale, *read_copy(layer), *rings(layer)]
     fold_kernel[(triton.cdiv(r.value_dim, _VALUES), r.heads, len(source_slots))](
         *(source_slots, target_slots, origin, count, flushes, layer.seed),
         layer.seed if layer.A is None else layer.A,
@@ -91,6 +91,7 @@ def _launch_fold(
         SOURCE_FORMAT=source.format,
         FORMAT=target.format,
         SR=layer.layout.precision.stochastic_rounding and not target.by_row,
+        COPY="none" if target.by_row else layer.layout.precision.read_copy or "none",
         num_warps=1,
         **OPTIONS,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.tile import columns, flat, flat_columns, load_rows, store_rows, unflat
+from replayssm.kernels.tile import columns, flat, load_rows, store_rows, unflat
 
 
 @triton.jit
@@ -22,27 +22,23 @@ def load_tile(
 
 
 @triton.jit
-def load_parts(p_state, p_scale, o_n, end, K: tl.constexpr, E: tl.constexpr, P: tl.constexpr, SCALED: tl.constexpr):
-    """Stored rows as parts, `[BV P, M, 4 E]` as they are, and their scales `[BV P]`; rows from `end` on are zeros.
+def load_parts(p_state, o_n, end, K: tl.constexpr, E: tl.constexpr, P: tl.constexpr):
+    """Stored rows as parts, `[BV P, M, 4 E]`, as they are and without scales; rows from `end` on are zeros.
 
     o_n: row of V times P, plus the part.
     """
     o_v = o_n // P
-    b_live = o_v < end
     p = (p_state + o_v * K + o_n % P * (4 * E))[:, None, None] + columns(K // P, E, P)
-    b_scale = 1.0
-    if SCALED:
-        b_scale = tl.load(p_scale + o_v, mask=b_live, other=0.0)
-    return tl.load(p, mask=b_live[:, None, None], other=0.0), b_scale
+    return tl.load(p, mask=(o_v < end)[:, None, None], other=0.0)
 
 
 @triton.jit
-def read_parts(b_stored, b_scale, SCALED: tl.constexpr):
-    """What `load_parts` gives → `[K / P, BV P]` fp32, as products take it."""
-    b_s = b_stored.to(tl.float32)
+def load_row_scales(p_scale, o_v, end, SCALED: tl.constexpr):
+    """Scales `[BV]` of rows of V, 1 where the format has none."""
+    b_scale = tl.full(o_v.shape, 1.0, dtype=tl.float32)
     if SCALED:
-        b_s = b_s * b_scale[:, None, None]
-    return flat_columns(b_s)
+        b_scale = tl.load(p_scale + o_v, mask=o_v < end, other=0.0)
+    return b_scale
 
 
 @triton.jit
@@ -62,15 +58,20 @@ def noise_tile(seed, slot, flushes, o_element):
 
 
 @triton.jit
-def round_to_grid(b_x, b_noise, MANTISSA: tl.constexpr, MIN_EXPONENT: tl.constexpr):
-    """Stochastic rounding to the values of a float format; saturation is the caller's."""
+def round_to_grid(b_x, b_noise, MANTISSA: tl.constexpr, MIN_EXPONENT: tl.constexpr, SR: tl.constexpr):
+    """Rounding to the values of a float format, stochastic or to nearest even; saturation is the caller's."""
     b_bits = tl.abs(b_x).to(tl.int32, bitcast=True)
     b_exponent = tl.maximum((b_bits >> 23) - 127, MIN_EXPONENT) - MANTISSA
     b_step = ((b_exponent + 127) << 23).to(tl.float32, bitcast=True)
     # A power of two, and so is what divides by it.
     b_quotient = b_x * ((127 - b_exponent) << 23).to(tl.float32, bitcast=True)
-    b_below = tl.floor(b_quotient)
-    return (b_below + tl.where(b_noise < b_quotient - b_below, 1.0, 0.0)) * b_step
+    if SR:
+        b_below = tl.floor(b_quotient)
+        b_whole = b_below + tl.where(b_noise < b_quotient - b_below, 1.0, 0.0)
+    else:
+        # Beside 1.5 · 2^23 only whole numbers are left of it.
+        b_whole = (b_quotient + 12582912.0) - 12582912.0
+    return b_whole * b_step
 
 
 @triton.jit
@@ -84,12 +85,15 @@ def store_tile(
     b_out = unflat(b_s, E)
     if FORMAT == "fp8":
         b_scale = tl.max(tl.max(tl.abs(b_out), axis=2), axis=1) / 448.0
-        b_out = tl.where(b_scale[:, None, None] > 0.0, b_out / b_scale[:, None, None], 0.0)
+        b_out = b_out / tl.where(b_scale > 0.0, b_scale, 1.0)[:, None, None]
         tl.store(p_scale + o_v, b_scale, mask=b_live)
-    if SR:
-        o_element = (i_head * V + o_v)[:, None, None] * K + column + columns(C, E)
-        b_noise = noise_tile(seed, slot, flushes, o_element)
-        b_out = round_to_grid(b_out, b_noise, 3 if FORMAT == "fp8" else 10, -6 if FORMAT == "fp8" else -14)
+    # To fp8 by hand in either case: not every cast rounds to nearest.
+    if SR or FORMAT == "fp8":
+        b_noise = 0.0
+        if SR:
+            o_element = (i_head * V + o_v)[:, None, None] * K + column + columns(C, E)
+            b_noise = noise_tile(seed, slot, flushes, o_element)
+        b_out = round_to_grid(b_out, b_noise, 3 if FORMAT == "fp8" else 10, -6 if FORMAT == "fp8" else -14, SR)
     if FORMAT == "fp16":
         b_out = tl.minimum(tl.maximum(b_out, -65504.0), 65504.0)
     if FORMAT == "fp8":

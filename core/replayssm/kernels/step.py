@@ -2,7 +2,7 @@
 
 A program owns one head of one row, or a part of its V. It reads ring and new tokens once and then walks over tiles of the
 state. A row that flushes folds its committed records into each tile, stores it and reads its outputs from it; other rows
-read them from tile and history, each tile on its way while the one before is finished. Two switches tell the layers apart
+read them from history and tile, of the read copy where there is one, each tile on its way while the one before is finished. Two switches tell the layers apart
 (DELTA, CHANNEL); one token and several, chains and trees are one path. docs/mathematics.md has the formulas, `tile.py`
 says how state meets tensor cores.
 """
@@ -14,10 +14,20 @@ import triton.language as tl
 
 from replayssm import inputs
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
-from replayssm.kernels.matrix import load_parts, read_parts, store_tile
+from replayssm.kernels.matrix import load_parts, load_row_scales, store_tile
 from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
 from replayssm.kernels.ring import age, history_rows, load_history, load_values, reach_of_one, wrap
-from replayssm.kernels.tile import flat, join_parts, load_rows, load_x_parts, parts, store_rows, unflat
+from replayssm.kernels.tile import (
+    flat,
+    flat_columns,
+    join_parts,
+    load_rows,
+    load_x_parts,
+    parts,
+    reorder,
+    store_rows,
+    unflat,
+)
 from replayssm.kernels.tokens import (
     above_mask,
     channel_pairs,
@@ -35,15 +45,16 @@ L2_EPS = tl.constexpr(inputs.L2_EPS)
 def step_kernel(
     p_order, p_slot, p_length, p_origin, p_committed, p_flush, p_flushes, p_seed, p_ancestors,
     q, k, v, gate, beta, z, skip, A, A_log, dt_bias, out,
-    state, state_scale, key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
+    state, state_scale, copy, copy_scale, key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
     sq_b, sq_t, sk_b, sk_t, sv_b, sv_t, sg_b, sg_t, sb_b, sb_t, sz_b, sz_t,
-    s_state, s_state_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
+    s_state, s_state_scale, s_copy, s_copy_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-    P: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
+    ER: tl.constexpr, P: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
     RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr, L2NORM: tl.constexpr,
-    SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, DOT: tl.constexpr,
+    SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """See the module. Grid: (⌈V / (BV · TILES)⌉, H, rows)."""
     i_part, i_head = tl.program_id(0), tl.program_id(1)
@@ -86,6 +97,8 @@ def step_kernel(
 
     p_state = state + slot * s_state + i_head * V * K
     p_scale = state_scale + slot * s_state_scale + i_head * V
+    p_copy = copy + slot * s_copy + i_head * V * K
+    p_copy_scale = copy_scale + slot * s_copy_scale + i_head * V
     p_key = key_ring + slot * s_key + i_group * R * K
     p_key_scale = key_scale_ring + slot * s_key_scale + i_group * R
     p_value = value_ring + slot * s_value + i_head * R * V
@@ -179,6 +192,8 @@ def step_kernel(
                     V, K, C, E, FORMAT == "fp8", CHANNEL, DOT,
                 )  # fmt: skip
                 store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, FORMAT, SR)
+                if COPY != "none":
+                    store_tile(b_s, p_copy, p_copy_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, COPY, False)
                 b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))
                 b_read = tl.dot(b_s, tl.trans(b_x_columns), b_read, input_precision=DOT)
             b_read *= b_column[None, :]
@@ -190,11 +205,15 @@ def step_kernel(
     else:
         # b_reach[j, x] of value j reaches row x. The first tile is on its way meanwhile, and each one while the tile
         # before it is finished.
+        READ: tl.constexpr = FORMAT if COPY == "none" else COPY
+        p_read, p_read_scale = p_state, p_scale
+        if COPY != "none":
+            p_read, p_read_scale = p_copy, p_copy_scale
         o_n = first * P + tl.arange(0, BV * P)
         # Histories by channel need the registers themselves.
         PRELOAD: tl.constexpr = not CHANNEL
         if PRELOAD:
-            b_stored, b_stored_scale = load_parts(p_state, p_scale, o_n, V, K, E, P, FORMAT == "fp8")
+            b_stored = load_parts(p_read, o_n, V, K, ER, P)
         state_decay = 1.0
         if CHANNEL and T == 1:
             o_k = tl.arange(0, K)
@@ -216,31 +235,33 @@ def step_kernel(
                 b_whole = b_path + whole
             else:
                 state_decay = tl.exp(whole)
-        b_x_parts = load_x_parts(p_x, b_live, K, E, P)
+        b_x_parts = load_x_parts(p_x, b_live, K, ER, P)
         if CHANNEL:
-            b_x_parts *= tl.exp(parts(tl.broadcast_to(b_whole, [BX, K]), P, E))
+            b_x_parts *= tl.exp(parts(tl.broadcast_to(reorder(b_whole, E, ER), [BX, K]), P, ER))
         if not PRELOAD:
-            b_stored, b_stored_scale = load_parts(p_state, p_scale, o_n, V, K, E, P, FORMAT == "fp8")
+            b_stored = load_parts(p_read, o_n, V, K, ER, P)
         o_v = first + tl.arange(0, BV)
         b_v, b_z, b_skip = load_new(p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, V, T, SKIP, HAS_Z)
         b_u = load_values(p_value, o_hist, o_v, b_committed, V, V)
+        b_row_scale = load_row_scales(p_read_scale, o_v, V, READ == "fp8")
         for i in range(TILES):
-            b_s = read_parts(b_stored, b_stored_scale, FORMAT == "fp8")
-            b_read = tl.dot(b_x_parts, b_s, input_precision=DOT)
+            b_read = tl.dot(b_x_parts, flat_columns(b_stored.to(tl.float32)), input_precision=DOT)
             o_next, o_n = o_v + BV, o_n + BV * P
             end = tl.where(i + 1 < TILES, V, 0)
-            b_stored, b_stored_scale = load_parts(p_state, p_scale, o_n, end, K, E, P, FORMAT == "fp8")
+            b_stored = load_parts(p_read, o_n, end, K, ER, P)
             b_next_v, b_next_z, b_next_skip = load_new(
                 p_v, p_z, p_skip, s_skip, o_next, o_t, sv_t, sz_t, end, T, SKIP, HAS_Z
             )
             b_next_u = load_values(p_value, o_hist, o_next, b_committed, end, V)
-            b_read = join_parts(b_read, P) * state_decay
+            b_next_scale = load_row_scales(p_read_scale, o_next, end, READ == "fp8")
+            b_read = join_parts(b_read, P) * (b_row_scale * state_decay)[:, None]
             b_read = tl.dot(b_u.to(tl.float32), b_reach, b_read, input_precision=DOT) * b_column[None, :]
             finish_tile(
                 b_read, b_scores, b_solve, b_step, b_v, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
                 H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
-            o_v, b_v, b_z, b_skip, b_u = o_next, b_next_v, b_next_z, b_next_skip, b_next_u
+            o_v, b_v, b_z, b_skip = o_next, b_next_v, b_next_z, b_next_skip
+            b_u, b_row_scale = b_next_u, b_next_scale
 
 
 @triton.jit

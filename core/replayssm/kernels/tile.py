@@ -80,6 +80,14 @@ def unflat(b_x, E: tl.constexpr):
 
 
 @triton.jit
+def reorder(b_x, E: tl.constexpr, TO: tl.constexpr):
+    """`[N, C]` in the order of `flat` for E numbers a thread → in the order for TO."""
+    if E != TO:
+        b_x = flat(tl.reshape(unflat(b_x, E), [b_x.shape[0], b_x.shape[1] // (4 * TO), 4 * TO]))
+    return b_x
+
+
+@triton.jit
 def parts(b_x, P: tl.constexpr, E: tl.constexpr):
     """`[N, C]` from `flat` → `[P N, C / P]`: row i N + n has the i-th of every P runs of 4 E numbers of row n."""
     N: tl.constexpr = b_x.shape[0]
