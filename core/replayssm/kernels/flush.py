@@ -19,12 +19,13 @@ def fold_kernel(
     p_source, p_target, p_origin, p_count, p_flushes, p_seed, A,
     source_state, source_scale, target_state, target_scale, target_copy, target_copy_scale,
     key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
-    s_source, s_source_scale, s_target, s_target_scale, s_copy, s_copy_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
+    s_source, s_source_scale, s_target, s_target_scale, s_copy, s_copy_scale,
+    s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     slots,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr,
-    SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
-    EXACT: tl.constexpr, DOT: tl.constexpr,
+    SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
+    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Fold `count` records of each source and write the target, with its read copy. Grid: (⌈V / BV⌉, H, rows).
 

@@ -1,10 +1,10 @@
 """One step of the replay protocol in one launch: read, append, and fold where a row flushes.
 
 A program owns one head of one row, or a part of its V. It reads ring and new tokens once and then walks over tiles of the
-state. A row that flushes folds its committed records into each tile, stores it and reads its outputs from it; other rows
-read them from history and tile, of the read copy where there is one, each tile on its way while the one before is finished. Two switches tell the layers apart
-(DELTA, CHANNEL); one token and several, chains and trees are one path. docs/mathematics.md has the formulas, `tile.py`
-says how state meets tensor cores.
+state. A row that flushes folds its committed records into each tile of the checkpoint, stores it, with its read copy, and
+reads its outputs from it. Other rows read them from history and tile, of the read copy where there is one, each tile on its
+way while the one before is finished. Two switches tell the layers apart (DELTA, CHANNEL); one token and several, chains and
+trees are one path. docs/mathematics.md has the formulas, `tile.py` says how state meets tensor cores.
 """
 
 from __future__ import annotations
