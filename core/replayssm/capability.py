@@ -58,7 +58,7 @@ _FUSED = Capability(
     layers=ALL_LAYERS,
     modes=(STANDARD, DRAFT, TREE),
     checkpoints=("fp32", "bf16", "fp16", "fp8"),
-    read_copies=(None, "fp8"),
+    read_copies=READ_COPIES,
     devices=("cpu", "cuda") if _INTERPRETED else ("cuda",),
     activations=(torch.bfloat16, torch.float16, torch.float32),
     graph_capture=True,
@@ -90,6 +90,8 @@ def supports(backend: str, layout: StateLayout, device: torch.device, mode: str 
     key_dim = layout.recurrence.key_dim
     if row.key_dims is not None and key_dim not in row.key_dims:
         return False, f"backend {backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
+    if backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 32:
+        return False, f"backend 'triton' reads NVFP4 in words of eight by four threads: K = {key_dim} is below 32"
     return True, ""
 
 

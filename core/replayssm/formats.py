@@ -5,7 +5,8 @@ use the same formats. Rounding is done on the number grid in full precision, so 
 piece of code and every cast that follows is exact.
 
 NVFP4: NVIDIA, "Introducing NVFP4 for efficient and accurate low-precision inference" (2025): e2m1 values, an e4m3 scale
-per 16, one fp32 scale; here the fp32 scale is per slot and head.
+per 16, one fp32 scale; here there is an fp32 scale for every 16 rows of V, so that a kernel writes a tile without knowing
+the rest of the head.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-BLOCK = 16
+BLOCK, TILE_ROWS = 16, 16
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,10 @@ class Fp8Format:
 
 @dataclass(frozen=True)
 class Nvfp4Format:
-    """e2m1 nibbles (even K in the low half), an e4m3 scale per 16 along K, one fp32 scale per head.
+    """e2m1 nibbles (even K in the low half), an e4m3 scale per 16 along K, an fp32 scale per 16 rows of V.
 
-    The head's largest block magnitude maps to scale 448, each block's largest value to 6. All-zero blocks and heads have
-    scale 0 and decode to 0.
+    The largest block magnitude of 16 rows maps to scale 448, each block's largest value to 6. All-zero blocks and tiles
+    have scale 0 and decode to 0.
     """
 
     name: str = "nvfp4"
@@ -159,16 +160,19 @@ class Nvfp4Format:
         return (
             Part("", (value_dim, key_dim // 2), torch.uint8),
             Part("_block_scale", (value_dim, key_dim // BLOCK), torch.float8_e4m3fn),
-            Part("_scale", (), torch.float32),
+            Part("_scale", (-(-value_dim // TILE_ROWS),), torch.float32),
         )
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
         """See `MatrixFormat.encode`."""
         blocks = _bounded(x).unflatten(-1, (-1, BLOCK))
         block_max = blocks.abs().amax(dim=-1) / E2M1_GRID.max_value
-        scale = (block_max.amax(dim=(-2, -1)) / E4M3_GRID.max_value).float()
-        block_scale = round_to_grid(_divide(block_max, scale[..., None, None]), E4M3_GRID)
-        unit = (block_scale * scale[..., None, None])[..., None]
+        row_max = block_max.amax(dim=-1)
+        rows = torch.nn.functional.pad(row_max, (0, -row_max.shape[-1] % TILE_ROWS)).unflatten(-1, (-1, TILE_ROWS))
+        scale = (rows.amax(dim=-1) / E4M3_GRID.max_value).float()
+        row_scale = _of_rows(scale, row_max.shape[-1])
+        block_scale = round_to_grid(_divide(block_max, row_scale), E4M3_GRID)
+        unit = (block_scale * row_scale)[..., None]
         block_noise = None if noise is None else noise.unflatten(-1, (-1, BLOCK))
         values = round_to_grid(_divide(blocks, unit), E2M1_GRID, block_noise).flatten(-2)
         return _pack_e2m1(values), block_scale.to(torch.float8_e4m3fn), scale
@@ -176,9 +180,14 @@ class Nvfp4Format:
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """See `MatrixFormat.decode`."""
         packed, block_scale, scale = parts
-        unit = block_scale.to(dtype) * scale[..., None, None].to(dtype)
+        unit = block_scale.to(dtype) * _of_rows(scale, packed.shape[-2]).to(dtype)
         values: Tensor = _unpack_e2m1(packed, dtype).unflatten(-1, (-1, BLOCK)) * unit[..., None]
         return values.flatten(-2)
+
+
+def _of_rows(scale: Tensor, value_dim: int) -> Tensor:
+    # Scales of tiles [..., T] -> [..., V, 1].
+    return scale.repeat_interleave(TILE_ROWS, dim=-1)[..., :value_dim, None]
 
 
 def _bounded(x: Tensor) -> Tensor:

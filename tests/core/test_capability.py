@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,10 @@ def test_triton_is_refused_off_its_devices_and_sizes(monkeypatch):
     assert "does not serve device cpu" in supports("triton", LAYOUT, CPU)[1]
     odd = StateLayout(Recurrence(LayerKind.GDN, 4, 2, 4, 24), 2)
     assert "does not serve K = 24" in supports("triton", odd, torch.device("cuda"))[1]
+    narrow = replace(
+        LAYOUT, recurrence=replace(LAYOUT.recurrence, key_dim=16), precision=PrecisionPolicy(read_copy="nvfp4")
+    )
+    assert "K = 16 is below 32" in supports("triton", narrow, torch.device("cuda"))[1]
     monkeypatch.setitem(sys.modules, "replayssm.backends.fused", None)
     load_backend.cache_clear()
     with pytest.raises(UnsupportedError, match="needs Triton"):

@@ -141,6 +141,18 @@ def test_nvfp4_parts_by_hand():
     assert torch.equal(FORMATS["nvfp4"].decode((packed, block_scale, scale), torch.float32), x)
 
 
+def test_nvfp4_scales_of_16_rows():
+    """Rows beside larger ones of another tile keep what a scale of the whole head would take from them."""
+    x = torch.randn(40, 32)
+    x[16:32] *= 2.0**20
+    parts = FORMATS["nvfp4"].encode(x)
+    assert parts[2].shape == (3,)
+    for first in (0, 16, 32):
+        rows = slice(first, min(first + 16, 40))
+        alone = FORMATS["nvfp4"].decode(FORMATS["nvfp4"].encode(x[rows]), torch.float32)
+        assert torch.equal(FORMATS["nvfp4"].decode(parts, torch.float32)[rows], alone)
+
+
 def test_nvfp4_nibbles_as_compressed_tensors_packs_them():
     helpers = pytest.importorskip("compressed_tensors.compressors.nvfp4.helpers")
     block = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6, 0.0])

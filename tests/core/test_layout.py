@@ -57,8 +57,8 @@ def test_dual_precision_bytes():
     assert by_name["checkpoint"] == 2 * MIB
     assert by_name["read_copy"] == MIB // 2
     assert by_name["read_copy_block_scale"] == 128 * 64 * 8
-    assert by_name["read_copy_scale"] == 128 * 4
-    assert layout.slot_bytes == 2_097_152 + 524_288 + 65_536 + 512 + 378_880
+    assert by_name["read_copy_scale"] == 128 * (64 // 16) * 4
+    assert layout.slot_bytes == 2_097_152 + 524_288 + 65_536 + 2_048 + 378_880
     assert layout.slot_bytes <= 0.75 * 4 * MIB
 
 

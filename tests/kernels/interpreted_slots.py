@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from interpreted_step import BOUND, GEOMETRY, relative
+from interpreted_step import BOUND, GEOMETRY, recurrence_for, relative
 
 from replayssm import PrecisionPolicy, Recurrence, ReplayState, StateLayout
 from replayssm.conformance.inputs import Source
@@ -23,6 +23,7 @@ CHECKPOINTS = [
     PrecisionPolicy("fp16", stochastic_rounding=True),
     PrecisionPolicy("fp8", stochastic_rounding=True),
     PrecisionPolicy(read_copy="fp8"),
+    PrecisionPolicy(read_copy="nvfp4"),
 ]
 
 
@@ -147,7 +148,7 @@ def main(kind: str) -> int:
     """Every checkpoint, with the activations that it meets; an assertion is the failure."""
     torch.manual_seed(0)
     for precision in CHECKPOINTS:
-        pair = Pair(GEOMETRY[kind], precision, torch.float32)
+        pair = Pair(recurrence_for(kind, precision), precision, torch.float32)
         life(pair)
         trees(pair)
         unchecked(pair)

@@ -6,6 +6,7 @@ Usage: TRITON_INTERPRET=1 python interpreted_step.py LAYER MODE
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 
@@ -29,10 +30,17 @@ CHECKPOINTS = {
         PrecisionPolicy(),
         PrecisionPolicy(exact_fold=False),
         PrecisionPolicy(read_copy="fp8"),
+        PrecisionPolicy(read_copy="nvfp4"),
     ],
-    "draft": [PrecisionPolicy(), PrecisionPolicy("fp16"), PrecisionPolicy(read_copy="fp8")],
+    "draft": [PrecisionPolicy(), PrecisionPolicy("fp16"), PrecisionPolicy(read_copy="nvfp4")],
     "tree": [PrecisionPolicy()],
 }
+
+
+def recurrence_for(kind: str, precision: PrecisionPolicy) -> Recurrence:
+    """The layer, with the 32 numbers a key that NVFP4 needs."""
+    r = GEOMETRY[kind]
+    return replace(r, key_dim=32) if precision.read_copy == "nvfp4" else r
 
 
 def new_tokens(r: Recurrence, draft: int, raw: bool) -> TokenInputs:
@@ -84,7 +92,7 @@ def random_tree(draft: int) -> tuple[list[list[int]], list[list[int]]]:
 
 def compare(kind: str, mode: str, precision: PrecisionPolicy) -> float:
     """Largest relative difference of outputs and states over a run."""
-    r, draft = GEOMETRY[kind], DRAFT[mode]
+    r, draft = recurrence_for(kind, precision), DRAFT[mode]
     layout = StateLayout(r, 4, window=7, max_draft=draft, precision=precision, activation=torch.float32)
     A = -torch.rand(r.heads, dtype=torch.float64) - 0.1 if kind == "mamba2" else None
     fused, plain = (ReplayState(layout, A=A, backend=name) for name in ("triton", "torch"))

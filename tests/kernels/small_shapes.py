@@ -17,6 +17,7 @@ PRECISIONS = [
     PrecisionPolicy("fp16", stochastic_rounding=True),
     PrecisionPolicy("fp8", stochastic_rounding=True),
     PrecisionPolicy(read_copy="fp8"),
+    PrecisionPolicy(read_copy="nvfp4"),
 ]
 
 

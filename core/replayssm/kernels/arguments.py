@@ -12,6 +12,7 @@ from replayssm.layout import StateLayout
 OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
 """How kernels with arithmetic are compiled. Pipelined, tiles would pass through shared memory, and take the L1 cache from
 all the rest. And which products a compiler fuses with a sum depends on what it knows of strides: bits must not."""
+COPY = ("read_copy", "read_copy_block_scale", "read_copy_scale")
 RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
 
 
@@ -21,9 +22,9 @@ def rings(layer: LayerState) -> list[Tensor]:
 
 
 def read_copy(layer: LayerState) -> list[Tensor]:
-    """The read copy and its scales; without one the checkpoint stands in."""
+    """The read copy, its block scales and its scales; the checkpoint stands in for what there is not."""
     checkpoint = layer.buffers["checkpoint"]
-    return [layer.buffers.get(name, checkpoint) for name in ("read_copy", "read_copy_scale")]
+    return [layer.buffers.get(name, checkpoint) for name in COPY]
 
 
 def slot_strides(tensors: list[Tensor]) -> list[int]:
@@ -47,7 +48,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     """
     layout = layer.layout
     r = layout.recurrence
-    whole = r.channel_decay or "fp8" in (layout.precision.checkpoint, layout.precision.read_copy)
+    whole = r.channel_decay or layout.precision.read_copy is not None or layout.precision.checkpoint == "fp8"
     return {
         "J": max(16, triton.next_power_of_2(max(layout.window, layout.max_draft))),
         "C": r.key_dim if whole else min(r.key_dim, 32),
@@ -58,8 +59,14 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
 
 
 def read_sizes(layer: LayerState) -> dict[str, int]:
-    """ER, the E of what a step reads, and P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes."""
-    read, key_dim = layer.buffers.get("read_copy", layer.buffers["checkpoint"]), layer.layout.recurrence.key_dim
+    """ER, the E of what a step reads, and P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes.
+
+    Of NVFP4 a thread has 32 numbers, and neighbouring rows fill a line.
+    """
+    key_dim = layer.layout.recurrence.key_dim
+    if layer.layout.precision.read_copy == "nvfp4":
+        return {"ER": min(32, key_dim // 4), "P": 1}
+    read = layer.buffers.get("read_copy", layer.buffers["checkpoint"])
     columns = 4 * vector(read, key_dim)
     return {"ER": columns // 4, "P": min(128 // (columns * read.element_size()), key_dim // columns)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.copies import head_pointers, store_copy
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import load_tile, store_tile
 from replayssm.kernels.ring import history_rows, load_values
@@ -17,9 +18,9 @@ from replayssm.kernels.ring import history_rows, load_values
 @triton.jit(do_not_specialize=["slots"])
 def fold_kernel(
     p_source, p_target, p_origin, p_count, p_flushes, p_seed, A,
-    source_state, source_scale, target_state, target_scale, target_copy, target_copy_scale,
+    source_state, source_scale, target_state, target_scale, target_copy, target_block_scale, target_copy_scale,
     key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
-    s_source, s_source_scale, s_target, s_target_scale, s_copy, s_copy_scale,
+    s_source, s_source_scale, s_target, s_target_scale, s_copy, s_copy_block_scale, s_copy_scale,
     s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     slots,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
@@ -47,8 +48,10 @@ def fold_kernel(
     p_from_scale = source_scale + source * s_source_scale + i_head * V
     p_to = target_state + target * s_target + i_head * V * K
     p_to_scale = target_scale + target * s_target_scale + i_head * V
-    p_copy = target_copy + target * s_copy + i_head * V * K
-    p_copy_scale = target_copy_scale + target * s_copy_scale + i_head * V
+    p_copy, p_block_scale, p_copy_scale = head_pointers(
+        target_copy, target_block_scale, target_copy_scale, target, s_copy, s_copy_block_scale, s_copy_scale, i_head, V, K,
+        COPY,
+    )  # fmt: skip
     flushes, seed, count = tl.load(p_flushes + i_row), tl.load(p_seed), 0
     if not FROM_ROWS:
         count = tl.load(p_count + i_row)
@@ -57,8 +60,7 @@ def fold_kernel(
         for i in tl.static_range(K // C):
             b_s = load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED)
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
-            if COPY != "none":
-                store_tile(b_s, p_copy, p_copy_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, COPY, False)
+            store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
     else:
         i_group = i_head // (H // G)
         rate = 1.0
@@ -88,5 +90,4 @@ def fold_kernel(
                 V, K, C, E, SCALED, CHANNEL, DOT,
             )  # fmt: skip
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
-            if COPY != "none":
-                store_tile(b_s, p_copy, p_copy_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, COPY, False)
+            store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 from replayssm import inputs
+from replayssm.kernels.copies import head_pointers, load_factors, load_read, read_values, store_copy
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
-from replayssm.kernels.matrix import load_parts, load_row_scales, store_tile
+from replayssm.kernels.matrix import store_tile
 from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
 from replayssm.kernels.ring import age, history_rows, load_history, load_values, reach_of_one, wrap
 from replayssm.kernels.tile import (
     flat,
-    flat_columns,
     join_parts,
     load_rows,
     load_x_parts,
@@ -45,9 +45,10 @@ L2_EPS = tl.constexpr(inputs.L2_EPS)
 def step_kernel(
     p_order, p_slot, p_length, p_origin, p_committed, p_flush, p_flushes, p_seed, p_ancestors,
     q, k, v, gate, beta, z, skip, A, A_log, dt_bias, out,
-    state, state_scale, copy, copy_scale, key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
+    state, state_scale, copy, copy_block_scale, copy_scale,
+    key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
     sq_b, sq_t, sk_b, sk_t, sv_b, sv_t, sg_b, sg_t, sb_b, sb_t, sz_b, sz_t,
-    s_state, s_state_scale, s_copy, s_copy_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
+    s_state, s_state_scale, s_copy, s_copy_block_scale, s_copy_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
@@ -97,8 +98,9 @@ def step_kernel(
 
     p_state = state + slot * s_state + i_head * V * K
     p_scale = state_scale + slot * s_state_scale + i_head * V
-    p_copy = copy + slot * s_copy + i_head * V * K
-    p_copy_scale = copy_scale + slot * s_copy_scale + i_head * V
+    p_copy, p_block_scale, p_copy_scale = head_pointers(
+        copy, copy_block_scale, copy_scale, slot, s_copy, s_copy_block_scale, s_copy_scale, i_head, V, K, COPY
+    )
     p_key = key_ring + slot * s_key + i_group * R * K
     p_key_scale = key_scale_ring + slot * s_key_scale + i_group * R
     p_value = value_ring + slot * s_value + i_head * R * V
@@ -192,8 +194,7 @@ def step_kernel(
                     V, K, C, E, FORMAT == "fp8", CHANNEL, DOT,
                 )  # fmt: skip
                 store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, FORMAT, SR)
-                if COPY != "none":
-                    store_tile(b_s, p_copy, p_copy_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, COPY, False)
+                store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
                 b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))
                 b_read = tl.dot(b_s, tl.trans(b_x_columns), b_read, input_precision=DOT)
             b_read *= b_column[None, :]
@@ -213,7 +214,7 @@ def step_kernel(
         # Histories by channel need the registers themselves.
         PRELOAD: tl.constexpr = not CHANNEL
         if PRELOAD:
-            b_stored = load_parts(p_read, o_n, V, K, ER, P)
+            b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
         state_decay = 1.0
         if CHANNEL and T == 1:
             o_k = tl.arange(0, K)
@@ -239,29 +240,29 @@ def step_kernel(
         if CHANNEL:
             b_x_parts *= tl.exp(parts(tl.broadcast_to(reorder(b_whole, E, ER), [BX, K]), P, ER))
         if not PRELOAD:
-            b_stored = load_parts(p_read, o_n, V, K, ER, P)
+            b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
         o_v = first + tl.arange(0, BV)
         b_v, b_z, b_skip = load_new(p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, V, T, SKIP, HAS_Z)
         b_u = load_values(p_value, o_hist, o_v, b_committed, V, V)
-        b_row_scale = load_row_scales(p_read_scale, o_v, V, READ == "fp8")
+        b_factor = load_factors(p_read_scale, o_v, V, READ)
         for i in range(TILES):
-            b_read = tl.dot(b_x_parts, flat_columns(b_stored.to(tl.float32)), input_precision=DOT)
+            b_read = tl.dot(b_x_parts, read_values(b_stored, b_block_scale, READ), input_precision=DOT)
             o_next, o_n = o_v + BV, o_n + BV * P
             end = tl.where(i + 1 < TILES, V, 0)
-            b_stored = load_parts(p_read, o_n, end, K, ER, P)
+            b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, end, K, ER, P, READ)
             b_next_v, b_next_z, b_next_skip = load_new(
                 p_v, p_z, p_skip, s_skip, o_next, o_t, sv_t, sz_t, end, T, SKIP, HAS_Z
             )
             b_next_u = load_values(p_value, o_hist, o_next, b_committed, end, V)
-            b_next_scale = load_row_scales(p_read_scale, o_next, end, READ == "fp8")
-            b_read = join_parts(b_read, P) * (b_row_scale * state_decay)[:, None]
+            b_next_factor = load_factors(p_read_scale, o_next, end, READ)
+            b_read = join_parts(b_read, P) * (b_factor * state_decay)[:, None]
             b_read = tl.dot(b_u.to(tl.float32), b_reach, b_read, input_precision=DOT) * b_column[None, :]
             finish_tile(
                 b_read, b_scores, b_solve, b_step, b_v, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
                 H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
             o_v, b_v, b_z, b_skip = o_next, b_next_v, b_next_z, b_next_skip
-            b_u, b_row_scale = b_next_u, b_next_scale
+            b_u, b_factor = b_next_u, b_next_factor
 
 
 @triton.jit
