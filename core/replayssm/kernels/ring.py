@@ -80,35 +80,6 @@ def age(b_key, b_unit, b_after, CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def reach_of_one(
-    b_k, b_q, b_gate, p_key, p_key_scale, p_gate, origin, count, o_j,
-    K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
-):  # fmt: skip
-    """How far values reach the key and the query `[K]` of a single token, decay per channel; `b_gate [K]` its own.
-
-    Sums over k of vectors over all threads: for two rows cheaper than a product, whose sides would have to be laid out anew.
-
-    Returns:
-        weights `[J]` for the key, and for the query; the log decay `[K]` of the state by all records.
-    """
-    o_k = tl.arange(0, K)
-    # A record is decayed by the gates after its own: row j has the one of record j − 1.
-    o_next = wrap(origin + tl.maximum(count - o_j, 0), R)
-    b_next = tl.load(p_gate + o_next[:, None] * K + o_k[None, :], mask=((o_j > 0) & (o_j <= count))[:, None], other=0.0)
-    b_after = tl.cumsum(tl.maximum(b_next, STRONGEST), axis=0)
-    oldest = tl.load(p_gate + origin * K + o_k)
-    whole = tl.sum(tl.where((o_j == J - 1)[:, None], b_after, 0.0), axis=0)
-    whole += tl.where(count >= J, tl.maximum(oldest, STRONGEST), 0.0)
-    o_row, b_live = history_rows(origin, count, o_j, R), o_j < count
-    # Four numbers a thread, as of the gates.
-    o_four = tl.max_contiguous(o_k, [4])
-    b_key = tl.load(p_key + o_row[:, None] * K + o_four[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
-    b_aged = b_key * tl.exp(b_after + b_gate[None, :])
-    b_unit = tl.load(p_key_scale + o_row, mask=b_live, other=0.0)
-    return b_unit * tl.sum(b_aged * b_k[None, :], axis=1), b_unit * tl.sum(b_aged * b_q[None, :], axis=1), whole
-
-
-@triton.jit
 def load_values(p_value, o_row, o_v, b_live, end, V: tl.constexpr):
     """Values `[BV, J]` as stored, of ring rows `o_row`; rows of V below `end`."""
     b_mask = (o_v < end)[:, None] & b_live[None, :]

@@ -17,26 +17,10 @@ from replayssm.kernels.copies import head_pointers, load_factors, load_read, rea
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import store_tile
 from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
-from replayssm.kernels.ring import age, history_rows, load_history, load_values, reach_of_one, wrap
-from replayssm.kernels.tile import (
-    flat,
-    join_parts,
-    load_rows,
-    load_x_parts,
-    parts,
-    reorder,
-    store_rows,
-    unflat,
-)
-from replayssm.kernels.tokens import (
-    above_mask,
-    channel_pairs,
-    channel_path,
-    head_path,
-    load_bias,
-    load_gates,
-    token_pointers,
-)
+from replayssm.kernels.reach import load_reach
+from replayssm.kernels.ring import history_rows, load_values, wrap
+from replayssm.kernels.tile import flat, join_parts, load_rows, store_rows, unflat
+from replayssm.kernels.tokens import above_mask, load_bias, load_gates, see_tokens, token_pointers
 
 L2_EPS = tl.constexpr(inputs.L2_EPS)
 
@@ -75,7 +59,8 @@ def step_kernel(
     o_x = tl.arange(0, BX)
     o_t = o_x % BT
     b_is_q = o_x >= BT
-    p_x = token_pointers(q + row * sq_b + i_group * K, k + row * sk_b + i_group * K, o_x, sq_t, sk_t, BT)
+    p_q, p_k = q + row * sq_b + i_group * K, k + row * sk_b + i_group * K
+    p_x = token_pointers(p_q, p_k, o_x, sq_t, sk_t, BT)
     b_x = load_rows(p_x, o_t < T, K, E)
     o_gate = i_head * K if CHANNEL else i_head
     b_gate = load_gates(gate + row * sg_b + o_gate, sg_t, o_t, K, E, T, CHANNEL)
@@ -127,29 +112,18 @@ def step_kernel(
     if L2NORM:
         b_norm = tl.rsqrt(tl.sum(b_x * b_x, axis=1) + L2_EPS)
     b_scale = b_norm * tl.where(b_is_q, scale, 1.0)
-    b_seen = b_above & (b_is_q[:, None] | (o_t[:, None] != o_t[None, :]))
     if RAW:
         b_gate = activate_gate(b_gate, bias, speed, lower_bound, dt_min, dt_max, DELTA, BOUNDED)
-    if CHANNEL and T == 1:
-        b_path = flat(tl.reshape(b_gate, [1, K // (4 * E), 4 * E]))
-        b_x_end = b_x * tl.exp(b_path)
-        b_scores = tl.where(b_seen, tl.dot(b_x, tl.trans(b_x), input_precision=DOT), 0.0)
-        b_column = b_scale
-    elif CHANNEL:
-        b_gate = tl.where(b_live[:, None], b_gate, 0.0)
-        b_path = channel_path(b_above, b_gate, o_x, T)
-        b_x_end = b_x * tl.exp(b_path)
-        b_scores = tl.where(b_seen, channel_pairs(b_x, b_path, o_x, BX, T), 0.0)
-        b_column = b_scale
-    else:
+    if not CHANNEL:
         b_gate = tl.where(b_live, b_gate, 0.0)
-        b_path = head_path(b_above, b_gate * rate, T)
-        b_x_end = b_x
-        b_decay = tl.exp(tl.where(b_seen, b_path[:, None] - b_path[None, :], float("-inf")))
-        b_scores = tl.dot(b_x, tl.trans(b_x), input_precision=DOT) * b_decay
-        b_column = b_scale * tl.exp(b_path)
-        if not DELTA:
-            b_step = tl.where(b_is_k, b_gate, 0.0)
+    elif T > 1:
+        b_gate = tl.where(b_live[:, None], b_gate, 0.0)
+    b_scores, b_path, b_x_end, b_decay = see_tokens(
+        b_x, b_gate, b_above, b_is_q, o_x, rate, K, T, BX, BT, E, CHANNEL, DOT
+    )
+    b_column = b_scale * b_decay
+    if not DELTA:
+        b_step = tl.where(b_is_k, b_gate, 0.0)
     b_scores = b_scores * b_scale[:, None] * b_scale[None, :]
     b_solve = b_scores
     if DELTA and BX >= 16:
@@ -204,8 +178,7 @@ def step_kernel(
                 H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
     else:
-        # b_reach[j, x] of value j reaches row x. The first tile is on its way meanwhile, and each one while the tile
-        # before it is finished.
+        # The first tile is on its way while the history is read, each other one while the tile before it is finished.
         READ: tl.constexpr = FORMAT if COPY == "none" else COPY
         p_read, p_read_scale = p_state, p_scale
         if COPY != "none":
@@ -215,30 +188,11 @@ def step_kernel(
         PRELOAD: tl.constexpr = not CHANNEL
         if PRELOAD:
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
-        state_decay = 1.0
-        if CHANNEL and T == 1:
-            o_k = tl.arange(0, K)
-            p_one_q, p_one_k = q + row * sq_b + i_group * K + o_k, k + row * sk_b + i_group * K + o_k
-            b_one_q, b_one_k = tl.load(p_one_q).to(tl.float32), tl.load(p_one_k).to(tl.float32)
-            b_reach_k, b_reach_q, b_all = reach_of_one(
-                b_one_k, b_one_q, b_gate, p_key, p_key_scale, p_gate, origin, committed, o_j, K, R, J
-            )
-            b_is_key, b_is_query = (o_x == 0)[None, :], (o_x == BT)[None, :]
-            b_reach = tl.where(b_is_key, b_reach_k[:, None], tl.where(b_is_query, b_reach_q[:, None], 0.0))
-            b_whole = b_path + flat(tl.reshape(b_all, [1, K // (4 * E), 4 * E]))
-        else:
-            b_key, b_unit, b_after, whole = load_history(
-                p_key, p_key_scale, p_gate, rate, origin, committed, o_j, K, R, E, DELTA, CHANNEL
-            )
-            b_aged, b_weight = age(b_key, b_unit, b_after, CHANNEL)
-            b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_weight[:, None]
-            if CHANNEL:
-                b_whole = b_path + whole
-            else:
-                state_decay = tl.exp(whole)
-        b_x_parts = load_x_parts(p_x, b_live, K, ER, P)
-        if CHANNEL:
-            b_x_parts *= tl.exp(parts(tl.broadcast_to(reorder(b_whole, E, ER), [BX, K]), P, ER))
+        b_reach, b_x_parts, state_decay = load_reach(
+            p_x, b_live, b_x_end, b_path, b_gate, p_q, p_k, o_x,
+            p_key, p_key_scale, p_gate, rate, origin, committed, o_j,
+            K, R, J, T, BT, E, ER, P, DELTA, CHANNEL, DOT,
+        )  # fmt: skip
         if not PRELOAD:
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
         o_v = first + tl.arange(0, BV)
