@@ -30,7 +30,6 @@ class StepPlan:
 
     Attributes:
         rows: `[n]` int64, row of the batch.
-        order: `[n]` int32, entries of this plan, fullest history first: rows that fold take longest, so they start first.
         slots: `[n]` int64, slot of the row, −1 for padding.
         lengths: `[n]` int32, new tokens, 0 for padding.
         origin: `[n]` int32, ring row of the first record.
@@ -39,12 +38,13 @@ class StepPlan:
         flushes: `[n]` int32, folds of the slot so far (the counter of stochastic rounding).
         batch: B, rows of the batch with padding.
         draft: T of the inputs.
+        order: `[n]` int32, entries of this plan, fullest history first: rows that fold take longest, so a kernel starts
+            them first. None where nobody made it.
         ancestors: `[n, T, T]` bool, or None for a chain: entry (t, s) says that token s is t or an ancestor of t.
         ticket: which cursors the plan was made from, and at which change of them; a later change makes it stale.
     """
 
     rows: Tensor
-    order: Tensor
     slots: Tensor
     lengths: Tensor
     origin: Tensor
@@ -53,6 +53,7 @@ class StepPlan:
     flushes: Tensor
     batch: int
     draft: int
+    order: Tensor | None = None
     ancestors: Tensor | None = None
     ticket: tuple[int, int] = (0, 0)
 
@@ -74,7 +75,7 @@ class StepPlan:
         return replace(
             self,
             rows=self.rows[real],
-            order=fullest_first(self.committed[real]),
+            order=None,
             slots=self.slots[real],
             lengths=self.lengths[real],
             origin=self.origin[real],
@@ -83,11 +84,6 @@ class StepPlan:
             flushes=self.flushes[real],
             ancestors=None if self.ancestors is None else self.ancestors[real],
         )
-
-
-def fullest_first(committed: Tensor) -> Tensor:
-    """Indices `[n]` int32 that sort records since the checkpoint `[n]` from many to few, equal ones as they are."""
-    return committed.argsort(descending=True, stable=True).to(torch.int32)
 
 
 class Cursors:
@@ -184,7 +180,6 @@ class Cursors:
         flush = flush_rows(committed, lengths, self.read("limit", slots), forced)
         return StepPlan(
             rows=torch.arange(len(slots), device=slots.device),
-            order=fullest_first(committed),
             slots=slots,
             lengths=lengths,
             origin=self.read("origin", slots),

@@ -45,6 +45,10 @@ class Pair:
                 continue
             assert ours.dtype == theirs.dtype, f"plan.{name} is {ours.dtype}, expected {theirs.dtype}"
             assert torch.equal(ours, theirs), f"plan.{name}: {ours.tolist()}, expected {theirs.tolist()}"
+        fullest = fused.committed.argsort(descending=True, stable=True)
+        assert torch.equal(fused.order.long(), fullest), (
+            f"plan.order: {fused.order.tolist()}, expected {fullest.tolist()}"
+        )
         return fused
 
     def check(self, what: str) -> None:

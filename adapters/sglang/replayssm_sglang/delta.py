@@ -41,10 +41,9 @@ class DeltaKernel:
         """One token a row: `mixed_qkv [B, q + k + v]` after the convolution, raw gates `a`, `b` → `[1, B, H, V]`."""
         r = self.session.recurrence
         width = r.groups * r.key_dim
-        q, k, v = torch.split(mixed_qkv, [width, width, r.heads * r.value_dim], dim=-1)
-        inputs = _inputs(r, (len(mixed_qkv), 1), q, k, v, a, b, _gate(r, A_log, dt_bias, lower_bound))
-        out = self.session.steps.decode(self.session.layer_of(ssm_states), inputs, cache_indices)
-        return out.transpose(0, 1)
+        q, k, v = torch.split(mixed_qkv[None], [width, width, r.heads * r.value_dim], dim=-1)
+        own = {"A_log": A_log, "dt_bias": dt_bias, "ssm_states": ssm_states, "cache_indices": cache_indices}
+        return self.decode(q, k, v, a, b, **own, lower_bound=lower_bound)
 
     def decode(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from replayssm.bench.timing import Launch
 from replayssm.conformance.inputs import Source, mapped
-from replayssm.cursors import StepPlan, fullest_first
+from replayssm.cursors import StepPlan
 from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.kernels.tiles import Tiles, forced
@@ -71,7 +71,6 @@ def make_plan(layout: StateLayout, committed: Tensor, flush: Tensor, draft: int,
     index = torch.arange(batch, device=device)
     return StepPlan(
         rows=index,
-        order=fullest_first(committed.to(device)),
         slots=index,
         lengths=torch.full((batch,), draft, dtype=torch.int32, device=device),
         origin=(index % layout.rows).to(torch.int32),
@@ -80,6 +79,7 @@ def make_plan(layout: StateLayout, committed: Tensor, flush: Tensor, draft: int,
         flushes=torch.zeros(batch, dtype=torch.int32, device=device),
         batch=batch,
         draft=draft,
+        order=committed.to(device).argsort(descending=True, stable=True).to(torch.int32),
     )
 
 

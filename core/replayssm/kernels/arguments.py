@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from replayssm.cursors import StepPlan
 from replayssm.layer import LayerState
 from replayssm.layout import StateLayout
 
@@ -14,6 +15,11 @@ OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
 all the rest. And which products a compiler fuses with a sum depends on what it knows of strides: bits must not."""
 COPY = ("read_copy", "read_copy_block_scale", "read_copy_scale")
 RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
+
+
+def plan_rows(plan: StepPlan) -> list[Tensor]:
+    """What a plan says of each row, in the order in which kernels take it."""
+    return [plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.view(torch.int8), plan.flushes]
 
 
 def rings(layer: LayerState) -> list[Tensor]:

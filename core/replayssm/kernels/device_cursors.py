@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from replayssm.cursors import Cursors, StepPlan
+from replayssm.kernels.arguments import plan_rows
 from replayssm.kernels.cursors import (
     ancestors_kernel,
     commit_kernel,
@@ -62,16 +63,9 @@ class DeviceCursors(Cursors):
             slots if lengths is None else lengths.contiguous(),
             slots if drain is None else drain.contiguous().view(torch.int8),
             *self._buffers("origin", "committed", "limit", "position", "flushes"),
-            *(
-                plan.rows,
-                plan.order,
-                plan.slots,
-                plan.lengths,
-                plan.origin,
-                plan.committed,
-                plan.flush.view(torch.int8),
-            ),
-            plan.flushes,
+            plan.rows,
+            plan.order,
+            *plan_rows(plan),
             len(slots),
             len(self.origin),
             draft,
@@ -90,7 +84,7 @@ class DeviceCursors(Cursors):
         """See `Cursors.settle`."""
         self.changes += 1
         settle_kernel[_grid(plan.slots)](
-            *(plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.view(torch.int8), plan.flushes),
+            *plan_rows(plan),
             *self._buffers("origin", "committed", "pending", "limit", "flushes"),
             len(plan.slots),
             len(self.origin),
@@ -144,7 +138,8 @@ def _empty_plan(slots: Tensor, draft: int, ancestors: Tensor | None, ticket: tup
     order, lengths, origin, committed, flushes = numbers
     flush = torch.empty(batch, dtype=torch.bool, device=device)
     return StepPlan(
-        *(rows, order, plan_slots, lengths, origin, committed, flush, flushes, batch, draft),
+        *(rows, plan_slots, lengths, origin, committed, flush, flushes, batch, draft),
+        order=order,
         ancestors=ancestors,
         ticket=ticket,
     )

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from replayssm.cursors import StepPlan
 from replayssm.inputs import FIELDS, RawGate, TokenInputs
-from replayssm.kernels.arguments import OPTIONS, read_copy, read_sizes, rings, sizes, slot_strides, window_sizes
+from replayssm.kernels.arguments import (
+    OPTIONS,
+    plan_rows,
+    read_copy,
+    read_sizes,
+    rings,
+    sizes,
+    slot_strides,
+    window_sizes,
+)
 from replayssm.kernels.step import step_kernel
 from replayssm.kernels.tiles import choose_tiles
 from replayssm.layer import LayerState
@@ -52,16 +61,9 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tenso
 
 def _plan_tensors(layer: LayerState, plan: StepPlan) -> list[Tensor]:
     ancestors = plan.slots if plan.ancestors is None else plan.ancestors.contiguous().view(torch.int8)
-    rows = [
-        plan.order,
-        plan.slots,
-        plan.lengths,
-        plan.origin,
-        plan.committed,
-        plan.flush.view(torch.int8),
-        plan.flushes,
-    ]
-    return [*rows, layer.seed, ancestors]
+    # Without an order of their own, rows start as they stand in the batch.
+    order = plan.rows if plan.order is None else plan.order
+    return [order, *plan_rows(plan), layer.seed, ancestors]
 
 
 def _weights(layer: LayerState, inputs: TokenInputs) -> tuple[Tensor | None, ...]:

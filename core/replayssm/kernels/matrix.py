@@ -14,10 +14,9 @@ def load_tile(
     V: tl.constexpr, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """C columns from `column` on of rows `o_v` of one head's stored matrix → `[BV, C]` fp32."""
-    b_live = o_v < V
-    b_s = load_rows(p_state + o_v * K + column, b_live, C, E)
+    b_s = load_rows(p_state + o_v * K + column, o_v < V, C, E)
     if SCALED:
-        b_s = b_s * tl.load(p_scale + o_v, mask=b_live, other=0.0)[:, None, None]
+        b_s = b_s * load_row_scales(p_scale, o_v, V, SCALED)[:, None, None]
     return flat(b_s)
 
 

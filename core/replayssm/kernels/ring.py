@@ -43,7 +43,6 @@ def load_history(
     b_key = flat(load_rows(p_key + o_row * K, b_live, K, E))
     if CHANNEL:
         b_after, whole = channel_decay(p_gate + o_row * K, b_live, o_j, K, E)
-        b_gate = b_live
     else:
         b_gate = tl.load(p_gate + o_row, mask=b_live, other=0.0)
         # A record is decayed by the gates after its own: from one row on.

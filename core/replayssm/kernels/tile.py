@@ -62,7 +62,7 @@ def flat(b_x):
 
 @triton.jit
 def flat_columns(b_x):
-    """The transpose of `flat`, `[C, N]`."""
+    """The transpose of `flat`, `[C, N]`, by its own permutation: `tl.trans` would pass through shared memory."""
     N: tl.constexpr = b_x.shape[0]
     M: tl.constexpr = b_x.shape[1]
     E: tl.constexpr = b_x.shape[2] // 4
