@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from replayssm.counts import SlotCounts
 from replayssm.errors import InputError, StepError
 from replayssm.schedule import FlushPolicy, first_limits, flush_rows, forced_rows
 from replayssm.tree import ancestor_mask
@@ -96,6 +97,7 @@ class Cursors:
         limit: records that the current window may hold; below W only in a staggered slot's first window.
         position: tokens in the state, committed records included.
         flushes: states written since the slot was loaded.
+        counts: what the slots' steps did, None unless it is counted.
     """
 
     NAMES = ("origin", "committed", "pending", "limit", "position", "flushes")
@@ -112,6 +114,7 @@ class Cursors:
     ) -> None:
         self.rows, self.window, self.max_draft, self.policy = rows, window, max_draft, policy
         self.changes = 0
+        self.counts: SlotCounts | None = None
         self.padded = {name: torch.zeros(slots + 1, dtype=torch.int32, device=device) for name in self.NAMES}
         for name, buffer in self.padded.items():
             setattr(self, name, buffer[:slots])
@@ -133,6 +136,8 @@ class Cursors:
         for name in self.NAMES:
             getattr(selected, name).copy_(self.padded[name][slots])
         selected.pending.zero_()
+        if self.counts is not None:
+            selected.counts = self.counts.select(slots)
         return selected
 
     def read(self, name: str, slots: Tensor) -> Tensor:
@@ -142,6 +147,7 @@ class Cursors:
     def reset(self, slots: Tensor, position: Tensor | int = 0) -> None:
         """A state was written to `slots [n]`: empty ring, first window ahead, `position` tokens in the state."""
         self.changes += 1
+        self._count_reset(slots)
         for name in ("origin", "committed", "pending"):
             self.padded[name][slots] = 0
         # The write of a slot's first state counts as number 0; flushes that follow count from 1.
@@ -152,6 +158,7 @@ class Cursors:
     def restore(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
         """Set every cursor of `slots [n]` to `values [n]`, as they were read from other cursors."""
         self.changes += 1
+        self._count_reset(slots)
         for name in self.NAMES:
             getattr(self, name)[slots] = values[name]
 
@@ -214,6 +221,7 @@ class Cursors:
     def settle(self, plan: StepPlan) -> None:
         """The layers ran: step over what was folded, leave the new tokens pending."""
         self.changes += 1
+        self._count_step(plan)
         slots, flush = plan.slots, plan.flush
         moved = (plan.origin + plan.committed) % self.rows
         self.padded["origin"][slots] = torch.where(flush, moved, plan.origin)
@@ -234,8 +242,21 @@ class Cursors:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy all cursors of `source [n]` to `target [n]`; drafts that await acceptance stay with the source."""
         self.changes += 1
+        self._count_copy(source, target)
         for buffer in self.padded.values():
             buffer[target] = buffer[source]
         self.padded["pending"][target] = 0
         # A padded target has written to the entry of padding.
         self.padded["committed"][-1] = 0
+
+    def _count_reset(self, slots: Tensor) -> None:
+        if self.counts is not None:
+            self.counts.reset(slots)
+
+    def _count_step(self, plan: StepPlan) -> None:
+        if self.counts is not None:
+            self.counts.settle(plan)
+
+    def _count_copy(self, source: Tensor, target: Tensor) -> None:
+        if self.counts is not None:
+            self.counts.copy(source, target)

@@ -14,6 +14,7 @@ from replayssm.backends import load_backend
 from replayssm.capability import CAPABILITIES, DRAFT, STANDARD, TREE, choose_backend, supports
 from replayssm.capture import capturing
 from replayssm.checks import SlotsLike
+from replayssm.counts import SlotCounts
 from replayssm.cursors import PAD_SLOT, Cursors, StepPlan
 from replayssm.errors import InputError, StepError, UnsupportedError
 from replayssm.inputs import TokenInputs
@@ -21,6 +22,7 @@ from replayssm.layer import LayerState
 from replayssm.layout import Buffers, StateLayout
 from replayssm.recurrence import LayerKind
 from replayssm.schedule import FlushPolicy
+from replayssm.stats import SlotStats, slot_stats
 from replayssm.tree import check_path, check_prefix
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class ReplayState:
             backend reads them on the host anyway.
         seed: Philox seed of stochastic rounding.
         meter: counts flushes, drafts and state bytes when given.
+        stats: whether `stats` can be asked for; then each step counts, on the device, what it did to its slots.
 
     Raises:
         InputError: buffers or A do not match the layout.
@@ -62,6 +65,7 @@ class ReplayState:
         check_inputs: bool = True,
         seed: int = 0,
         meter: TrafficMeter | None = None,
+        stats: bool = False,
     ) -> None:
         if not isinstance(layout, StateLayout):
             raise InputError(f"layout={layout!r} must be a StateLayout")
@@ -91,6 +95,8 @@ class ReplayState:
             layout.slots, layout.rows, layout.window, layout.max_draft, flush or FlushPolicy(), device
         )
         self.flush_policy = self.cursors.policy
+        if stats and self.cursors.counts is None:
+            self.cursors.counts = SlotCounts(layout.slots, device)
         self._open: StepPlan | None = None
 
     # Writing states.
@@ -185,6 +191,18 @@ class ReplayState:
         """State after the first `count` committed records (all when None): `[n, H, V, K]` fp32 (fp64 for fp64 rings)."""
         index = self._slots(slots)
         return self.backend.fold(self.layer, index, self.cursors.read("origin", index), self._counts(index, count))
+
+    def stats(self, slot: int) -> SlotStats:
+        """What the steps of one slot did since its state was written, and how far its read copy is off; the host waits.
+
+        Raises:
+            StepError: the state was made without `stats=True`.
+            InputError: no such slot.
+        """
+        if self.cursors.counts is None:
+            raise StepError("statistics were not counted; make the state with ReplayState(..., stats=True)")
+        index = checks.check_slots(self.layout, [slot], self.device, name="slot", values=True)
+        return slot_stats(self.layer, self.cursors.counts, int(index[0]))
 
     # The step protocol.
 

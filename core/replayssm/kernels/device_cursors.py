@@ -30,6 +30,7 @@ class DeviceCursors(Cursors):
     def reset(self, slots: Tensor, position: Tensor | int = 0) -> None:
         """See `Cursors.reset`."""
         self.changes += 1
+        self._count_reset(slots)
         if isinstance(position, int):
             position = torch.full((), position, dtype=torch.int32, device=slots.device)
         position = position.expand(slots.shape)
@@ -83,6 +84,7 @@ class DeviceCursors(Cursors):
     def settle(self, plan: StepPlan) -> None:
         """See `Cursors.settle`."""
         self.changes += 1
+        self._count_step(plan)
         settle_kernel[_grid(plan.slots)](
             *plan_rows(plan),
             *self._buffers("origin", "committed", "pending", "limit", "flushes"),
@@ -111,6 +113,7 @@ class DeviceCursors(Cursors):
     def copy(self, source: Tensor, target: Tensor) -> None:
         """See `Cursors.copy`."""
         self.changes += 1
+        self._count_copy(source, target)
         copy_kernel[(1,)](
             source.contiguous(),
             target.contiguous(),
