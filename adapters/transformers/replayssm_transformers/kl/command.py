@@ -1,4 +1,4 @@
-"""The `replayssm eval` command."""
+"""The `replayssm eval kl` command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replayssm_transformers.kl.settings import DTYPES, LENGTH, MOST_ROWS, Settin
 from replayssm_transformers.kl.subject import Subject, load_subject
 from replayssm_transformers.plot import plot_kl
 
-HELP = "How far a precision preset moves a model's next-token distributions, over the length of a text."
+HELP = "KL of the next token to the ordinary fp32 recurrence, teacher forced over a text, preset by preset."
 INTERRUPTED = 130
 SAVE_SECONDS = 5.0
 """The JSON file, and the line on how far it is, are rewritten this often."""
@@ -28,44 +28,42 @@ SAVE_SECONDS = 5.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    commands = parser.add_subparsers(dest="what", required=True, metavar="kl")
-    kl = commands.add_parser(
-        "kl",
-        help="KL to the fp32 recurrence, teacher forced",
-        description="KL of the next token to the ordinary fp32 recurrence, teacher forced over a text, preset by preset.",
-    )
-    kl.add_argument(
+    parser.add_argument(
         "--model", required=True, help="Hugging Face directory of a hybrid model, or a bundled model's name"
     )
-    kl.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to read (default: the bundled held-out text)")
-    kl.add_argument(
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="UTF-8 text to read (default: the bundled held-out text)"
+    )
+    parser.add_argument(
         "--presets",
         nargs="+",
         default=["exact", "shared-nvfp4", "dual-nvfp4"],
         metavar="NAME",
         help=f"some of {', '.join(PRESETS)} (default: exact shared-nvfp4 dual-nvfp4)",
     )
-    kl.add_argument(
+    parser.add_argument(
         "--baseline", metavar="NAME", help="the preset that ratios are to (default: the first that starts with shared-)"
     )
-    kl.add_argument(
+    parser.add_argument(
         "--length", type=int, metavar="N", help=f"tokens of a row (default: {LENGTH:,}, or all that the text holds)"
     )
-    kl.add_argument(
+    parser.add_argument(
         "--rows",
         type=int,
         metavar="N",
         help=f"pieces of the text that are read side by side (default: as many as it holds, at most {MOST_ROWS})",
     )
-    kl.add_argument("--window", type=int, default=16, metavar="N", help="records between two flushes (default: 16)")
-    kl.add_argument("--device", default="cpu", help="torch device (default: cpu)")
-    kl.add_argument("--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: auto)")
-    kl.add_argument(
+    parser.add_argument("--window", type=int, default=16, metavar="N", help="records between two flushes (default: 16)")
+    parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
+    parser.add_argument("--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: auto)")
+    parser.add_argument(
         "--dtype", default="float32", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: float32)"
     )
-    kl.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
-    kl.add_argument("--json", type=Path, metavar="FILE", help="write the results here, again and again as they come")
-    kl.add_argument("--plot", type=Path, metavar="FILE", help="PNG of KL over length")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results here, again and again as they come"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG of KL over length")
 
 
 def run(args: argparse.Namespace) -> int:
