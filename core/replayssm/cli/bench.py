@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from replayssm.errors import InputError
 if TYPE_CHECKING:
     from replayssm.bench.scenario import Scenario
 
-HELP = "How fast the kernels are on this GPU, beside the ordinary decode of the same run."
+HELP = "How fast kernels, and engines with them, are on this GPU, beside the ordinary decode of the same run."
+GROUP = "replayssm.benches"
+"""Entry points of adapters: name of an engine's benchmark → its module, a `Command`."""
 
 _LISTS = (
     ("layer", "mamba2, gdn, kda"),
@@ -34,7 +37,7 @@ _PRECISION = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    commands = parser.add_subparsers(dest="what", required=True, metavar="kernels|precision|table")
+    commands = parser.add_subparsers(dest="what", required=True, metavar="kernels|precision|table|ENGINE")
     kernels = commands.add_parser("kernels", help="measure", description="Measure the step on this GPU.")
     add_lists(kernels)
     kernels.add_argument(
@@ -56,6 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_run(precision)
     table = commands.add_parser("table", help="result files as Markdown", description="Result files as Markdown.")
     table.add_argument("files", type=Path, nargs="+", metavar="file", help="what `bench kernels --json` wrote")
+    for point in entry_points(group=GROUP):
+        engine = point.load()
+        its = commands.add_parser(point.name, help=engine.HELP, description=engine.HELP)
+        engine.configure(its)
+        its.set_defaults(engine=engine)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +105,8 @@ def jobs(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or print a table. Status 1 where a step is wrong: then no speed is printed."""
+    if hasattr(args, "engine"):
+        return int(args.engine.run(args))
     return {"table": _table, "kernels": _kernels, "precision": _precision}[args.what](args)
 
 

@@ -1,0 +1,79 @@
+"""`replayssm bench sglang`: milliseconds of a decode step of the real engine, plain, with its own replay and with ours."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from replayssm.errors import InputError
+from replayssm_sglang.bench.dummy import write_entry_point
+from replayssm_sglang.bench.engines import MODES, OURS, OWN, PLAIN, replay_config, settings, sized
+from replayssm_sglang.bench.geometries import CONFIGS, PUBLISHED, write_model
+from replayssm_sglang.bench.processes import Job, measure, scratch
+
+HELP = "The real engine on this GPU: decode steps of published geometries with dummy weights."
+BATCHES = (1, 32, 64, 128, 256, 512)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--model", nargs="+", default=list(PUBLISHED), metavar="NAME", help=", ".join(PUBLISHED))
+    parser.add_argument("--mode", nargs="+", default=[PLAIN, OWN, *OURS[:2]], metavar="NAME", help=", ".join(MODES))
+    parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES), metavar="N", help="requests of a step")
+    parser.add_argument("--prompt", type=int, default=256, metavar="N", help="tokens before the first step (256)")
+    parser.add_argument("--steps", type=int, default=64, metavar="N", help="steps that are timed, whole windows (64)")
+    parser.add_argument("--parallel", type=int, default=2, metavar="N", help="engines that start together (2)")
+    parser.add_argument(
+        "--logs", type=Path, default=Path("bench-sglang-logs"), metavar="DIR", help="the engines' output"
+    )
+    parser.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure. Status 1 where an engine did not."""
+    from replayssm_sglang.bench.report import Report
+
+    _check(args)
+    args.logs.mkdir(parents=True, exist_ok=True)
+    report = Report.begin(args.ref, {"prompt": args.prompt, "steps": args.steps})
+    with scratch() as folder:
+        site = write_entry_point(Path(folder) / "site")
+        jobs = [job for model in args.model for job in _jobs(args, str(write_model(model, Path(folder))), model)]
+        for job, row in measure(jobs, args.logs, args.parallel, site):
+            report.add({**job.labels, "draft": 1}, row)
+            if args.json is not None:
+                report.write(args.json)
+    return 1 if report.errors else 0
+
+
+def _jobs(args: argparse.Namespace, path: str, model: str) -> list[Job]:
+    plan = {"batches": args.batch, "prompt": args.prompt, "steps": args.steps}
+    sizes = sized(args.batch, args.prompt + args.steps + 32)
+    return [
+        Job(
+            "replayssm_sglang.bench.step",
+            {**plan, "engine": {**settings(path, mode), **sizes}},
+            replay_config(mode),
+            {"model": model, "mode": mode},
+        )
+        for mode in args.mode
+    ]
+
+
+def _check(args: argparse.Namespace) -> None:
+    _known("--model", args.model, tuple(CONFIGS))
+    _known("--mode", args.mode, MODES)
+    for name in ("prompt", "steps", "parallel"):
+        if getattr(args, name) < 1:
+            raise InputError(f"--{name}={getattr(args, name)} must be at least 1")
+    if min(args.batch) < 1:
+        raise InputError(f"--batch={min(args.batch)} must be at least 1")
+
+
+def _known(flag: str, values: Sequence[str], known: Sequence[str]) -> None:
+    unknown: list[Any] = [value for value in values if value not in known]
+    if unknown:
+        raise InputError(f"{flag} {unknown[0]} is unknown; expected {', '.join(known)}")
