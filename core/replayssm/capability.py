@@ -76,6 +76,17 @@ def supports(backend: str, layout: StateLayout, device: torch.device, mode: str 
     row = CAPABILITIES.get(backend)
     if row is None:
         return False, f"backend {backend!r} is unknown; expected one of {', '.join(CAPABILITIES)}"
+    reason = _refusal(row, layout, device, mode)
+    if not reason:
+        return True, ""
+    others = [repr(name) for name, other in CAPABILITIES.items() if not _refusal(other, layout, device, mode)]
+    return False, reason + (
+        f"; backend {' and '.join(others)} serve{'s' * (len(others) == 1)} it all" if others else ""
+    )
+
+
+def _refusal(row: Capability, layout: StateLayout, device: torch.device, mode: str) -> str:
+    """Why a backend does not serve a layout; empty where it does."""
     precision: PrecisionPolicy = layout.precision
     for what, value, served in (
         ("layer", layout.recurrence.kind, row.layers),
@@ -86,13 +97,13 @@ def supports(backend: str, layout: StateLayout, device: torch.device, mode: str 
         ("activation dtype", layout.activation, row.activations),
     ):
         if value not in served:
-            return False, f"backend {backend!r} does not serve {what} {value}; it serves {', '.join(map(str, served))}"
+            return f"backend {row.backend!r} does not serve {what} {value}; it serves {', '.join(map(str, served))}"
     key_dim = layout.recurrence.key_dim
     if row.key_dims is not None and key_dim not in row.key_dims:
-        return False, f"backend {backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
-    if backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 32:
-        return False, f"backend 'triton' reads NVFP4 in words of eight by four threads: K = {key_dim} is below 32"
-    return True, ""
+        return f"backend {row.backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
+    if row.backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 32:
+        return f"backend 'triton' reads NVFP4 in words of eight by four threads: K = {key_dim} is below 32"
+    return ""
 
 
 def choose_backend(layout: StateLayout, device: torch.device) -> str:
