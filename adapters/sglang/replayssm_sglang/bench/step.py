@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from replayssm_sglang.bench.protocol import READY, ROW, say, wait_for_go
 from replayssm_sglang.calls import Foreign
@@ -20,8 +20,31 @@ WARM_STEPS = 16
 
 def main(plan: dict[str, Any]) -> None:
     """Start, wait, measure."""
+    import sglang.benchmark.one_batch as one_batch
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
     begun = time.monotonic()
-    runner = start(plan["engine"])
+    load_plugins()
+    args = ServerArgs(**plan["engine"])
+    getattr(args, "resolve_once", lambda: None)()
+    one_batch._set_envs_and_config(args)
+    load = one_batch.load_model
+
+    def load_and_measure(*arguments: Foreign) -> NoReturn:
+        take_part(args)
+        runner, _ = load(*arguments)
+        measure(runner, plan, begun)
+        # SGLang's own measurement would follow.
+        sys.exit()
+
+    one_batch.load_model = load_and_measure
+    one_batch.get_tokenizer = one_batch.suppress_other_loggers = lambda *_args, **_options: None
+    one_batch.latency_test(args, PortArgs.init_new(args), one_batch.BenchArgs(), 0, 0)
+
+
+def measure(runner: Foreign, plan: dict[str, Any], begun: float) -> None:
+    """Warm up, wait for the word, measure every batch."""
     for batch in plan["batches"]:
         list(steps(runner, batch, plan["prompt"], 2))
     say(READY, seconds=round(time.monotonic() - begun, 1))
@@ -32,31 +55,13 @@ def main(plan: dict[str, Any]) -> None:
         say(ROW, batch=batch, us=1e6 * sum(times) / len(times), times_ms=[round(1e3 * t, 3) for t in times])
 
 
-def start(engine: dict[str, Any]) -> Foreign:
-    """SGLang's model runner as its `one_batch` benchmark makes it, plugins included, without a tokenizer."""
-    import sglang.benchmark.one_batch as one_batch
-    from sglang.kernels.ops.mamba.triton_ops import ssu_dispatch
-    from sglang.srt.entrypoints.engine import _set_envs_and_config
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import PortArgs, ServerArgs
-
-    load_plugins()
-    args = ServerArgs(**engine)
-    _set_envs_and_config(args)
-    one_batch.initialize_moe_config(args)
-    one_batch.initialize_fp8_gemm_config(args)
-    one_batch.initialize_fp4_gemm_config(args)
-    ssu_dispatch.initialize_mamba_selective_state_update_backend(args)
-    take_part(args)
-    one_batch.get_tokenizer = one_batch.suppress_other_loggers = lambda *_args, **_options: None
-    runner, _ = one_batch.load_model(args, PortArgs.init_new(args), 0, 0)
-    return runner
-
-
 def take_part(args: Foreign) -> None:
-    """What the plugin does in a scheduler process; this benchmark has none."""
+    """What a scheduler process does before it loads its model, our plugin included; this benchmark has none."""
+    from sglang.kernels.ops.mamba.triton_ops import ssu_dispatch
+
     from replayssm_sglang import arguments, install, launch
 
+    ssu_dispatch.initialize_mamba_selective_state_update_backend(args)
     config = launch.active_config()
     if config is not None:
         arguments.check(args)
@@ -70,7 +75,7 @@ def steps(runner: Foreign, batch: int, prompt: int, count: int) -> Iterator[floa
     requests = one_batch.prepare_synthetic_inputs_for_latency_test(batch, prompt)
     for request in requests:
         for i, token in enumerate(request.origin_input_ids):
-            request.origin_input_ids[i] = 3 + token % 2000
+            request.origin_input_ids[i] = 3 + token % 250
     runner.clear()
     tokens, _, state = runner.extend(requests)
     for _ in range(count):
