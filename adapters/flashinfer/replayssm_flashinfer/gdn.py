@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from replayssm.inputs import RawGate, TokenInputs
+from replayssm.inputs import TokenInputs
 from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_tokens, check_ucache
-from replayssm_flashinfer.plan import RingCursors, plan_step
+from replayssm_flashinfer.ops import ucache_fold_op, ucache_step_op
+from replayssm_flashinfer.plan import RingCursors
 from replayssm_flashinfer.refusals import check
-from replayssm_flashinfer.ucache import UCache, fold_ucache, step_ucache
+from replayssm_flashinfer.ucache import UCache
 
 WINDOW = 16
 """Records of a window, whatever the ring holds."""
@@ -232,7 +233,8 @@ def gdn_prefix_materialize(
         )
         wanted = wanted & _active(active_request_indices, num_active)
     source, target = (torch.where(wanted, x, -1) for x in (src_slots, dst_slots))
-    fold_ucache(memory, source, target, cache_base % memory.rows, torch.where(wanted, count, 0))
+    origin, wanted_count = cache_base % memory.rows, torch.where(wanted, count, 0)
+    ucache_fold_op(state, k_cache, u_cache, g_cache, source, target, origin, wanted_count)
     return state
 
 
@@ -261,19 +263,16 @@ def _step(
     memory: UCache, tokens: TokenInputs, cursors: RingCursors, limit: int, l2norm: bool, scale: float | None,
     seed: Tensor | None, output: Tensor | None, A_log: Tensor, dt_bias: Tensor,
 ) -> Tensor:  # fmt: skip
-    plan = plan_step(
-        cursors, batch=tokens.batch, draft=tokens.draft, slots=len(memory.state), rows=memory.rows,
-        window=memory.rows - tokens.draft, limit=limit,
-    )  # fmt: skip
-    inputs = TokenInputs(
-        q=tokens.q, k=tokens.k, v=tokens.v, gate=tokens.gate, beta=tokens.beta, qk_l2norm=l2norm,
-        raw=RawGate(A_log=A_log, dt_bias=dt_bias), scale=1.0 / math.sqrt(tokens.k.shape[-1]) if scale is None else scale,
-    )  # fmt: skip
     into = torch.empty_like(tokens.v, memory_format=torch.contiguous_format)
     if output is not None:
         check(output.shape == tokens.v.shape, f"output is {tuple(output.shape)}; expected {tuple(tokens.v.shape)}")
         into = output if output.is_contiguous() else into
-    step_ucache(memory, plan, inputs, seed if memory.state.dtype is torch.float16 else None, into)
+    ucache_step_op(
+        memory.state, memory.k, memory.u, memory.g, into, cursors.slots, cursors.start, cursors.live, tokens.q, tokens.k,
+        tokens.v, tokens.gate, tokens.beta, A_log, dt_bias, limit, l2norm,
+        1.0 / math.sqrt(tokens.k.shape[-1]) if scale is None else scale,
+        seed if memory.state.dtype is torch.float16 else None,
+    )  # fmt: skip
     if output is not None and into is not output:
         output.copy_(into)
     return into if output is None else output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replayssm.inputs import TokenInputs
 from replayssm_flashinfer.mamba_checks import (
     check_memory,
     check_rows,
@@ -14,8 +13,7 @@ from replayssm_flashinfer.mamba_checks import (
     check_tokens,
     check_window,
 )
-from replayssm_flashinfer.mamba_step import gate_inputs, step_mamba
-from replayssm_flashinfer.plan import RingCursors
+from replayssm_flashinfer.ops import checkpointing_ssu_op
 from replayssm_flashinfer.refusals import check
 
 
@@ -136,19 +134,9 @@ def checkpointing_ssu(
     check_seed(rand_seed, philox_rounds)
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
     check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window))
-    gate, raw = gate_inputs(dt, dt_bias, softplus=dt_softplus)
-    step_mamba(
-        state,
-        x_cache,
-        B_cache,
-        dt_cache,
-        RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, False, cu_seqlens, pad_slot_id),
-        TokenInputs(q=C, k=B, v=x, gate=gate, raw=raw, D=D, z=z),
-        A[:, 0, 0],
-        out,
-        draft=draft,
-        state_scale=state_scale,
-        rand_seed=rand_seed,
-        read_copy=(read_copy, read_copy_block_scale, read_copy_scale),
-    )
+    checkpointing_ssu_op(
+        state, x_cache, B_cache, dt_cache, ring_start, prev_num_accepted_tokens, x, dt, A, B, C, out, D, z, dt_bias,
+        dt_softplus, state_batch_indices, pad_slot_id, state_scale, rand_seed, cu_seqlens, draft, read_copy,
+        read_copy_block_scale, read_copy_scale,
+    )  # fmt: skip
     return out

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
-from replayssm.kernels.arguments import OPTIONS
-from replayssm_flashinfer.kernels.materialize import choose_kernel, materialize_kernel
 from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES, STATES
-from replayssm_flashinfer.mamba_step import STOCHASTIC
-from replayssm_flashinfer.quantised import ROWS, window_of
+from replayssm_flashinfer.ops import materialize_op
 from replayssm_flashinfer.refusals import check
 
 
@@ -77,49 +73,13 @@ def replayssm_materialize(
     check(philox_rounds <= 0 or rand_seed is not None, f"philox_rounds={philox_rounds} needs rand_seed")
     for name, given in (("dependency_inputs", dependency_inputs), ("dependency_outputs", dependency_outputs)):
         check(all(isinstance(x, Tensor) for x in given or ()), f"{name} must be tensors")
-    layers, batch = src_slots.shape
-    if not batch:
+    if not src_slots.shape[1]:
         return
-    device = src_slots.device
-    rows = torch.empty(4, layers * batch, dtype=torch.int32, device=device)
-    choose_kernel[(layers,)](
-        src_slots.contiguous(),
-        dst_slots.contiguous(),
-        *(x.contiguous() for x in metadata),
-        *rows,
-        batch,
-        pad_slot_id,
-        R=ring_buffer_len,
-        WINDOW=max_window,
-        BB=triton.next_power_of_2(batch),
-        num_warps=1,
-    )
-    like = [
-        torch.empty(1, dtype=dtype, device=device) for dtype in (state_dtype, input_dtype, torch.float32, matrixA_dtype)
-    ]
-    fmt = STATES[state_dtype]
-    materialize_kernel[(triton.cdiv(dim, ROWS), num_heads, layers * batch)](
-        *rows,
-        rows[2],
-        ring_start if rand_seed is None else rand_seed,
-        *tables,
-        *like,
-        batch,
-        **window_of(max_window, ring_buffer_len),
-        H=num_heads,
-        G=num_heads // heads_per_group,
-        V=dim,
-        K=dstate,
-        BV=ROWS,
-        # As `kernels.arguments.window_sizes` chooses them: the same sums in the same order as a step's fold.
-        C=dstate if fmt == "fp8" else min(dstate, 32),
-        E=min(16 // state_dtype.itemsize, dstate // 4),
-        FORMAT=fmt,
-        SR=rand_seed is not None and philox_rounds > 0 and state_dtype in STOCHASTIC,
-        DOT="tf32x3" if input_dtype.itemsize == 4 else "tf32",
-        num_warps=1,
-        **OPTIONS,
-    )
+    materialize_op(
+        list(tables), src_slots, dst_slots, list(metadata), rand_seed, dependency_inputs or [], dependency_outputs or [],
+        state_dtype, input_dtype, matrixA_dtype,
+        [dim, dstate, num_heads, heads_per_group, max_window, ring_buffer_len, pad_slot_id, philox_rounds],
+    )  # fmt: skip
 
 
 def _check_tables(
