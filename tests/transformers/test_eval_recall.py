@@ -109,3 +109,16 @@ def test_what_the_command_refuses(directory, monkeypatch, capsys, argv, said):
     monkeypatch.chdir(directory)
     assert main(["eval", "recall", "--model", "gdn", *argv]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_trained_model_remembers_through_a_copy_and_not_through_a_shared_state():
+    """The bundled GDN model after 1,024 other tokens: 95 % intervals of the copy and of the shared state lie apart."""
+    from replayssm_transformers.bundled import model_path
+    from replayssm_transformers.loading import load_hybrid
+
+    model = load_hybrid(model_path("recall-gdn"), "cpu")
+    chosen = {name: PRESETS[name] for name in ("dual-nvfp4", "shared-nvfp4")}
+    found = scores(model, draw(8, 32, 1024, generator(2)), chosen)
+    assert found[REFERENCE].accuracy > 0.9
+    assert found["dual-nvfp4"].lost <= 0.03 * found["dual-nvfp4"].asked
+    assert found["dual-nvfp4"].interval[0] > found["shared-nvfp4"].interval[1]

@@ -19,7 +19,7 @@ from replayssm.config import BACKENDS
 from replayssm.lists import names
 from replayssm.records import circumstances, installed, write_json
 from replayssm_transformers.arguments import check_device, check_writable
-from replayssm_transformers.bundled import model_path
+from replayssm_transformers.bundled import RECALL, model_path
 from replayssm_transformers.loading import load_hybrid
 from replayssm_transformers.recall.measure import scores
 from replayssm_transformers.recall.score import Score
@@ -36,7 +36,7 @@ _NUMBERS = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--model", required=True, help="directory of a model that was trained on the task")
+    parser.add_argument("--model", required=True, help=f"{', '.join(RECALL)}, or a directory of a model of the task")
     parser.add_argument(
         "--presets",
         nargs="+",
