@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", nargs="+", default=list(PUBLISHED), metavar="NAME", help=", ".join(PUBLISHED))
     parser.add_argument("--mode", nargs="+", default=[PLAIN, OWN, *OURS[:2]], metavar="NAME", help=", ".join(MODES))
     parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES), metavar="N", help="requests of a step")
+    parser.add_argument(
+        "--draft", nargs="+", type=int, default=[1], metavar="T", help="tokens of a verify step (1: standard decode)"
+    )
+    parser.add_argument(
+        "--accept-length",
+        type=float,
+        default=2.5,
+        metavar="N",
+        help="tokens that a verify step yields, simulated (2.5)",
+    )
     parser.add_argument("--prompt", type=int, default=256, metavar="N", help="tokens before the first step (256)")
     parser.add_argument("--steps", type=int, default=64, metavar="N", help="steps that are timed, whole windows (64)")
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="engines that start together (2)")
@@ -38,29 +48,32 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     args.logs.mkdir(parents=True, exist_ok=True)
-    report = Report.begin(args.ref, {"prompt": args.prompt, "steps": args.steps})
+    report = Report.begin(args.ref, {name: getattr(args, name) for name in ("prompt", "steps", "accept_length")})
     with scratch() as folder:
         site = write_entry_point(Path(folder) / "site")
         jobs = [job for model in args.model for job in _jobs(args, str(write_model(model, Path(folder))), model)]
         for job, row in measure(jobs, args.logs, args.parallel, site):
-            report.add({**job.labels, "draft": 1}, row)
+            report.add(job.labels, row)
             if args.json is not None:
                 report.write(args.json)
     return 1 if report.errors else 0
 
 
-def _jobs(args: argparse.Namespace, path: str, model: str) -> list[Job]:
-    plan = {"batches": args.batch, "prompt": args.prompt, "steps": args.steps}
-    sizes = sized(args.batch, args.prompt + args.steps + 32)
-    return [
-        Job(
-            "replayssm_sglang.bench.step",
-            {**plan, "engine": {**settings(path, mode), **sizes}},
-            replay_config(mode),
-            {"model": model, "mode": mode},
-        )
-        for mode in args.mode
-    ]
+def _jobs(args: argparse.Namespace, path: str, model: str) -> Iterator[Job]:
+    """A process a mode, and a draft length."""
+    accepted = {
+        "SGLANG_SIMULATE_ACC_LEN": str(args.accept_length),
+        "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+    }
+    for draft in args.draft:
+        tokens = args.prompt + args.steps + 32 + 2 * draft
+        module, variables = ("throughput", accepted) if draft > 1 else ("step", {})
+        # SGLang's own replay does not serve NGRAM's drafts.
+        for mode in (mode for mode in args.mode if mode != OWN or draft == 1):
+            engine = {**settings(path, mode, draft), **sized(args.batch, tokens)}
+            plan = {"engine": engine, "batches": args.batch, "prompt": args.prompt, "steps": args.steps}
+            labels = {"model": model, "mode": mode, "draft": draft}
+            yield Job(f"replayssm_sglang.bench.{module}", plan, replay_config(mode), labels, variables)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -69,8 +82,11 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("prompt", "steps", "parallel"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name}={getattr(args, name)} must be at least 1")
-    if min(args.batch) < 1:
-        raise InputError(f"--batch={min(args.batch)} must be at least 1")
+    for name in ("batch", "draft"):
+        if min(getattr(args, name)) < 1:
+            raise InputError(f"--{name}={min(getattr(args, name))} must be at least 1")
+    if max(args.draft) > 1 and not 1 <= args.accept_length <= min(d for d in args.draft if d > 1):
+        raise InputError(f"--accept-length={args.accept_length} must be from 1 to the draft length")
 
 
 def _known(flag: str, values: Sequence[str], known: Sequence[str]) -> None:

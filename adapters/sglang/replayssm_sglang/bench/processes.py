@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ class Job:
         plan: its argument.
         config: ours, None for SGLang alone.
         labels: what its rows are of.
+        variables: of its environment.
     """
 
     module: str
     plan: Mapping[str, Any]
     config: Mapping[str, Any] | None
     labels: Mapping[str, Any]
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def measure(jobs: Sequence[Job], logs: Path, parallel: int, site: Path) -> Iterator[tuple[Job, dict[str, Any]]]:
@@ -55,14 +57,14 @@ def measure(jobs: Sequence[Job], logs: Path, parallel: int, site: Path) -> Itera
 
 class _Process:
     def __init__(self, job: Job, logs: Path, number: int, site: Path) -> None:
-        self._log = (logs / f"{number:02}-{'-'.join(str(x) for x in job.labels.values())}.log").open("w+")
+        self._log = (logs / f"{number:02}-{'-'.join(str(x) for x in job.labels.values())}.log").open("a+")
         self._running = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", job.module, json.dumps(job.plan)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=_environment(job.config, site),
+            env=_environment(job, site),
         )
 
     def wait_ready(self) -> str | None:
@@ -91,24 +93,25 @@ class _Process:
         for line in self._running.stdout:
             facts = heard(line, mark)
             if facts is None:
-                self._log.write(line)
+                # In order with what the process writes there itself.
+                print(line, end="", file=self._log, flush=True)
                 continue
             yield facts
             if mark == READY:
                 return
 
     def _last_words(self) -> str:
-        self._log.flush()
         self._log.seek(0)
         lines = [line.strip() for line in self._log if line.strip()]
         return "; ".join(lines[-3:]) or "it said nothing"
 
 
-def _environment(config: Mapping[str, Any] | None, site: Path) -> dict[str, str]:
+def _environment(job: Job, site: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name != ENVIRONMENT}
     paths = [str(site), kept.get("PYTHONPATH", "")]
     mine = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return {**kept, **mine, **({} if config is None else {ENVIRONMENT: json.dumps(config)})}
+    ours = {} if job.config is None else {ENVIRONMENT: json.dumps(job.config)}
+    return {**kept, **mine, **job.variables, **ours}
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
