@@ -93,7 +93,6 @@ class _Process:
         for line in self._running.stdout:
             facts = heard(line, mark)
             if facts is None:
-                # In order with what the process writes there itself.
                 print(line, end="", file=self._log, flush=True)
                 continue
             yield facts
