@@ -119,8 +119,18 @@ def test_prefix_after_speculation(models, kind):
 
 
 @pytest.mark.slow
+def test_prefix_of_kda(models):
+    """Against SGLang's own answers from its cache: without one it answers a prompt of more than a chunk with NaN here."""
+    turns = [{"prompts": [PROMPTS[0]], "tokens": 10}, {"follow": [77, 78, 79], "tokens": 10}]
+    engine, path = {**TRITON, **NO_BUFFER}, models("kda")
+    (_, alone), (_, cached) = converse(path, engine, turns), converse(path, engine, turns, {"window": 4})
+    assert cached[0]["cached_tokens"] == alone[0]["cached_tokens"] == len(PROMPTS[0]) + 9
+    assert cached[0]["tokens"] == alone[0]["tokens"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("breadth", [1, 3])
-@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
 def test_ngram(models, kind, breadth):
     path = models(kind)
     turns = [{"prompts": PROMPTS, "tokens": TOKENS}, {"again": True, "tokens": TOKENS}]
