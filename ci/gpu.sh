@@ -2,7 +2,7 @@
 # The part of the proof that needs a GPU, with what is installed: tests, memory checks, then speeds. Usage: ci/gpu.sh [FOLDER FOR RESULTS]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PYTHONPATH="$PWD/core:$PWD/adapters/transformers:$PWD/adapters/trtllm${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD/core:$PWD/adapters/flashinfer:$PWD/adapters/transformers:$PWD/adapters/trtllm${PYTHONPATH:+:$PYTHONPATH}"
 out=${1:-benchmarks/results}
 failed=0
 run() { # name command...

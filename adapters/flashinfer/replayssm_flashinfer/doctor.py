@@ -33,7 +33,7 @@ def report() -> Report:
 
 def _own() -> tuple[str, bool, str]:
     try:
-        importlib.import_module("replayssm_flashinfer")
+        importlib.import_module("replayssm_flashinfer.ops")
     except Exception as error:  # whatever breaks an import is what the report is for
         return "functions", False, f"{type(error).__name__}: {error}; pip install 'replayssm[triton]'"
     return "functions", True, "checkpointing_ssu, replayssm_materialize, GDN and KDA over our kernels"
