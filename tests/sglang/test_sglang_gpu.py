@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import pytest
 import torch
-from engine_process import converse, on_gpu
+from engine_process import converse, environment, on_gpu
+from server_process import generate, page, serving
 
 
 def installed():
@@ -52,6 +56,12 @@ NGRAM = {
     "speculative_num_draft_tokens": 4,
     "speculative_ngram_min_bfs_breadth": 1,
     "speculative_ngram_max_bfs_breadth": 1,
+}
+NEXTN = {
+    "speculative_algorithm": "NEXTN",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
 }
 RADIX = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}
 TRACKED = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64}
@@ -120,6 +130,13 @@ def test_ngram(ask, kind):
     assert all(answer["spec_verify_ct"] < TOKENS for answer in second)
 
 
+@pytest.mark.skipif(find_spec("deep_gemm") is None, reason="SGLang's NEXTN needs deep_gemm")
+def test_nextn(ask):
+    plain, _ = ask("gdn", TURNS)
+    (drafted,) = ask("gdn", TURNS[:1], {"window": 16}, **NEXTN)
+    same_tokens(drafted, plain)
+
+
 @pytest.mark.parametrize("engine", [RADIX, TRACKED], ids=["no_buffer", "extra_buffer"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefix_cache(ask, kind, engine):
@@ -134,3 +151,43 @@ def test_prefix_cache(ask, kind, engine):
     assert uncached[0]["cached_tokens"] == 0
     assert cached[0]["cached_tokens"] > 0
     same_tokens(cached, uncached)
+
+
+def flags(kind):
+    """The engine's settings as a command line."""
+    values = {**settings(kind), "load_format": "dummy", "dtype": "float16", "sampling_backend": "pytorch"}
+    words = ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-metrics"]
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value not in (None, False):
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def answer(port, prompt, tokens):
+    found = generate(port, prompt, tokens, return_logprob=True, top_logprobs_num=2)
+    margins = [first[0] - second[0] for first, second in found["meta_info"]["output_top_logprobs"]]
+    return {"tokens": found["output_ids"], "margins": margins}
+
+
+@pytest.mark.parametrize("preset", ["exact", "dual-nvfp4"])
+def test_a_server_under_load_answers_as_a_quiet_one(tmp_path, preset):
+    """Hundreds of requests, some cancelled. SGLang itself ends a server whose idle pools lack a slot."""
+    from replayssm_sglang.bench.geometries import write_model
+
+    log, choose = tmp_path / "log.txt", random.Random(5)
+    words = [*flags("gdn"), "--replayssm", preset]
+    with serving(write_model("small-gdn", tmp_path), log, words, environment(None, on_gpu(tmp_path / "site"))) as port:
+        quiet = [answer(port, prompt, TOKENS) for prompt in PROMPTS]
+        with ThreadPoolExecutor(48) as clients:
+            gone = [clients.submit(generate, port, PROMPTS[i % 8], 3000, 0.5) for i in range(40)]
+            wanted = [choose.randrange(8) for _ in range(300)]
+            busy = list(clients.map(lambda i: answer(port, PROMPTS[i], TOKENS), wanted))
+        assert all(isinstance(one.exception(), TimeoutError) for one in gone)
+        same_tokens(busy, [quiet[i] for i in wanted])
+        same_tokens([answer(port, prompt, TOKENS) for prompt in PROMPTS], quiet)
+        metrics = page(port, "metrics")
+    assert "replayssm_flush_total{" in metrics
+    assert "replayssm: 3 gdn layers, standard decode, window 16" in log.read_text(encoding="utf-8")
