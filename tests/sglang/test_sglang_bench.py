@@ -87,8 +87,9 @@ def test_models_are_what_they_are_called(tmp_path, name, kind, layers, heads):
 
 
 def test_every_published_model_is_measured_in_every_mode():
-    modes = [[job.labels for job in command._jobs(parsed("--draft", "1", "4"), "path", model)] for model in PUBLISHED]
-    assert all(len(jobs) == 7 for jobs in modes)
+    jobs = {name: list(command._jobs(parsed("--draft", "1", "4"), "path", name)) for name in PUBLISHED}
+    # SGLang's own replay has no Mamba-2, and no drafts of NGRAM.
+    assert {name: len(found) for name, found in jobs.items()} == dict(zip(PUBLISHED, (7, 6, 7), strict=True))
     assert set(CONFIGS) > set(PUBLISHED)
 
 

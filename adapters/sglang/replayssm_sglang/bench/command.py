@@ -9,7 +9,7 @@ from typing import Any
 
 from replayssm.errors import InputError
 from replayssm_sglang.bench.dummy import write_entry_point
-from replayssm_sglang.bench.engines import MODES, OURS, OWN, PLAIN, replay_config, settings, sized
+from replayssm_sglang.bench.engines import MODES, OURS, OWN, PLAIN, replay_config, served, settings, sized
 from replayssm_sglang.bench.geometries import CONFIGS, PUBLISHED, write_model
 from replayssm_sglang.bench.processes import Job, measure, scratch
 
@@ -68,8 +68,7 @@ def _jobs(args: argparse.Namespace, path: str, model: str) -> Iterator[Job]:
     for draft in args.draft:
         tokens = args.prompt + args.steps + 32 + 2 * draft
         module, variables = ("throughput", accepted) if draft > 1 else ("step", {})
-        # SGLang's own replay does not serve NGRAM's drafts.
-        for mode in (mode for mode in args.mode if mode != OWN or draft == 1):
+        for mode in (mode for mode in args.mode if served(model, mode, draft)):
             engine = {**settings(path, mode, draft), **sized(args.batch, tokens)}
             plan = {"engine": engine, "batches": args.batch, "prompt": args.prompt, "steps": args.steps}
             labels = {"model": model, "mode": mode, "draft": draft}

@@ -61,6 +61,11 @@ def settings(model: str, mode: str, draft: int = 1) -> Settings:
     return chosen
 
 
+def served(model: str, mode: str, draft: int) -> bool:
+    """Whether a mode has anything for a model: SGLang's own replay takes GDN and KDA, and no drafts of NGRAM."""
+    return mode != OWN or (draft == 1 and not _is_mamba2(model))
+
+
 def sized(batches: list[int], tokens: int) -> Settings:
     """Pools for the largest batch, of requests of so many tokens, and a graph for each batch."""
     largest = max(batches)
@@ -72,8 +77,12 @@ def sized(batches: list[int], tokens: int) -> Settings:
     }
 
 
+def _is_mamba2(model: str) -> bool:
+    return "nemotron" in model or "mamba2" in model
+
+
 def _attention(model: str) -> Settings:
     # Nemotron-H replaces a backend that is named for both phases by one that a bare machine lacks.
-    if "nemotron" in model or "mamba2" in model:
+    if _is_mamba2(model):
         return {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
     return {"attention_backend": "triton"}
