@@ -11,6 +11,7 @@ import warnings
 import torch
 from oracle import QUANTISED, STORED, MambaCall, bits, decoded, relative
 
+from replayssm.formats import FORMATS
 from replayssm_flashinfer import checkpointing_ssu, replayssm_materialize
 
 EXACT = 2e-6
@@ -52,7 +53,7 @@ def check(call, slots, *, packed=False, **options):
         before["dt"][slot][:, fresh] = call.dt[slot][:, fresh]
     for ring in ("x", "B", "dt"):
         assert torch.equal(bits(getattr(call, ring)), bits(before[ring])), (
-            f"{ring}: rows that nobody appended to changed"
+            f"{ring}: rows changed that nobody appended to"
         )
     for slot in set(range(call.slots)) - seen:
         assert torch.equal(bits(call.state[slot]), bits(before["state"][slot])), f"slot {slot} is nobody's"
@@ -103,6 +104,27 @@ def lives():
                 call.live[slot] = accepted
             else:
                 call.live[slot] += accepted
+
+
+def copies():
+    """A read copy: steps without a fold read it, folds read the checkpoint and rewrite both."""
+    for name in ("fp8", "nvfp4"):
+        call, slots = MambaCall(torch.float32, 2, 5, [2, 2, 2]), torch.tensor([0, 3, 6])
+        call.live[3] = call.live[6] = 0
+        made = FORMATS[name].encode(call.state)
+        copy = dict(
+            zip([f"read_copy{part.suffix}" for part in FORMATS[name].parts(call.dim, call.dstate)], made, strict=True)
+        )
+        before, read = call.snapshot(), FORMATS[name].decode(made, torch.float64)
+        out = checkpointing_ssu(**call.arguments(slots), **copy)
+        for row, slot in enumerate(slots.tolist()):
+            state = call.replayed(before, slot) if call.folds(row, slot) else read[slot]
+            error = relative(out[row], call.outputs(state, row))
+            # Products with a copy round to TF32.
+            assert error < 2e-3, f"{name}, row {row}: outputs are off by {error:.1e}"
+        again = FORMATS[name].decode([x[:1] for x in copy.values()], torch.float64)
+        expected = FORMATS[name].decode(FORMATS[name].encode(call.state[:1]), torch.float64)
+        assert relative(again, expected) < 1e-6, f"{name}: the copy of a folded state is not its copy"
 
 
 def materialise():
@@ -172,6 +194,13 @@ def same_bits(layer, before, scaled):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"formats": formats, "packed": packed, "gaps": gaps, "lives": lives, "materialise": materialise}
+    cases = {
+        "formats": formats,
+        "packed": packed,
+        "gaps": gaps,
+        "lives": lives,
+        "materialise": materialise,
+        "copies": copies,
+    }
     for name in sys.argv[1].split(","):
         cases[name]()

@@ -6,13 +6,15 @@ Usage: TRITON_INTERPRET=1 python interpreted_ops.py CASE,… [SEED]
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
 from oracle import MambaCall
 
 import replayssm_flashinfer
-from replayssm import PrecisionPolicy, Recurrence, ReplayState, StateLayout, TokenInputs
+from replayssm import PrecisionPolicy, Recurrence, ReplayState, StateLayout, TokenInputs, UnsupportedError
 from replayssm.inputs import RawGate
 from replayssm_flashinfer import allocate_delta_rings, backend, ops
 from replayssm_flashinfer.delta import NAMES
@@ -84,6 +86,42 @@ def behind_the_core():
     assert torch.equal(*states), f"states differ by {(states[0] - states[1]).abs().max()}"
 
 
+def bench():
+    """Contestants of the benchmark: right ones get errors and a time, wrong ones and broken ones a reason."""
+    from small import GEOMETRIES, machine
+
+    from replayssm.bench.scenario import Scenario
+    from replayssm_flashinfer.bench.calls import Checked
+    from replayssm_flashinfer.bench.contestants import Contestant, theirs
+    from replayssm_flashinfer.bench.measure import run
+
+    stand_in()
+    for draft, phase in ((1, "staggered"), (2, "steady")):
+        scenario = Scenario(GEOMETRIES["mamba2"], "fp32", None, 3, draft, phase, window=4, activation=torch.float32)
+        checked = Checked.of(scenario, torch.device("cpu"))
+        assert checked.folds.any(), "a checked call without a fold"
+        assert not checked.folds.all(), "a checked call of folds alone"
+        ours = Contestant("another", replayssm_flashinfer.checkpointing_ssu, {})
+        result = run(ours, scenario, checked, machine())
+        assert result.us, result.note
+        assert result.errors.out < 1e-5, result.errors
+        assert result.errors.state < 1e-5, result.errors
+        assert result.errors.untouched
+
+        def wrong(**arguments):
+            replayssm_flashinfer.checkpointing_ssu(**arguments)
+            arguments["out"].mul_(1.1)
+
+        result = run(Contestant("wrong", wrong, {}), scenario, checked, machine())
+        assert result.us is None
+        assert "wrong results" in result.note
+        assert run(Contestant("broken", lambda **_: 1 / 0, {}), scenario, checked, machine()).note.startswith(
+            "ZeroDivision"
+        )
+    with pytest.raises(UnsupportedError, match="is ours in this process"):
+        next(theirs(scenario))
+
+
 def new_tokens(rows):
     """Raw inputs of T = 3 tokens."""
 
@@ -113,8 +151,9 @@ def stand_in():
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1] / "bench"))
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"opchecks": opchecks, "compiled": compiled, "behind_the_core": behind_the_core}
+    cases = {"opchecks": opchecks, "compiled": compiled, "behind_the_core": behind_the_core, "bench": bench}
     for name in sys.argv[1].split(","):
         cases[name]()

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("cases", ["formats,gaps", "packed,lives,materialise"])
+@pytest.mark.parametrize("cases", ["formats,gaps,copies", "packed,lives,materialise"])
 def test_mamba2_functions_agree_with_the_recurrence(cases, seed):
     interpret(HERE / "interpreted_mamba.py", cases, str(seed))
 
@@ -24,4 +24,4 @@ def test_gdn_and_kda_functions_agree_with_the_recurrence(cases, seed):
 
 
 def test_custom_operators_and_the_backend(seed):
-    interpret(HERE / "interpreted_ops.py", "opchecks,compiled,behind_the_core", str(seed))
+    interpret(HERE / "interpreted_ops.py", "opchecks,compiled,bench,behind_the_core", str(seed))

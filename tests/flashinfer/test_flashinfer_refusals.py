@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from oracle import MambaCall
+from oracle import MambaCall, bits
 
 import replayssm_flashinfer
 from replayssm import InputError, UnsupportedError
@@ -28,7 +28,7 @@ def refused(arguments, match, **changes):
         replayssm_flashinfer.checkpointing_ssu(**arguments)
     assert isinstance(error.value, AssertionError)
     for name, x in before.items():
-        assert torch.equal(x.nan_to_num(), arguments[name].nan_to_num()), f"{name} was written"
+        assert torch.equal(bits(x), bits(arguments[name])), f"{name} was written"
 
 
 @pytest.mark.parametrize("draft", [17, 27, 55])
@@ -83,6 +83,16 @@ def test_memory_out_of_contract():
     refused(call(draft=3, window=2).arguments(SLOTS), "T=3 new tokens must be <= max_window")
     refused(call(torch.int8).arguments(SLOTS), "requires a state_scale", state_scale=None)
     refused(call(torch.int8).arguments(SLOTS), r"state_scale is \(7, 2\)", state_scale=torch.ones(7, 2))
+
+
+def test_read_copies_out_of_contract():
+    arguments, fp8 = call().arguments(SLOTS), torch.zeros(7, 2, 20, 32, dtype=torch.float8_e4m3fn)
+    refused(arguments, "read_copy, which is missing", read_copy_scale=torch.ones(7, 2, 20))
+    refused(arguments, "read_copy is torch.float32; expected", read_copy=torch.zeros(7, 2, 20, 32))
+    refused(arguments, "read_copy_scale is missing; expected", read_copy=fp8)
+    refused(arguments, r"read_copy_scale is \(7, 2\)", read_copy=fp8, read_copy_scale=torch.ones(7, 2))
+    quantised = call(torch.int8).arguments(SLOTS)
+    refused(quantised, "an int8 state has no read copy", read_copy=fp8, read_copy_scale=torch.ones(7, 2, 20))
 
 
 def test_packed_batches_out_of_contract():

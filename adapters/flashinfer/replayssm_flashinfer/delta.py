@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from replayssm import LayerKind
+from replayssm_flashinfer.copy_checks import check_copy, copy_format
 from replayssm_flashinfer.delta_step import delta_layout
 from replayssm_flashinfer.gdn_checks import check_tokens
 from replayssm_flashinfer.mamba_checks import QUANTISED, STATES, check_seed
@@ -114,6 +115,13 @@ def gated_delta_rule_replay(
         f"lower_bound={lower_bound} must be below 0, with A_log",
     )
     check_seed(rand_seed, philox_rounds)
+    copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    if any(x is not None for x in copy):
+        kind = LayerKind.KDA if g_cache.dim() == 4 else LayerKind.GDN
+        precision = (STATES[state.dtype], False, copy_format(copy))
+        rows, draft = k_cache.shape[2], k.shape[1]
+        layout = delta_layout(kind, tuple(state.shape), k_cache.shape[1], rows, draft, precision, v.dtype)
+        check_copy(layout, copy, state.device)
     delta_replay_op(
         state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, ring_start, prev_num_accepted_tokens,
         q, k, v, a, b, out, A_log, dt_bias, lower_bound, use_qk_l2norm_in_kernel,

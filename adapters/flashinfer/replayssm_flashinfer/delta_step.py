@@ -12,6 +12,7 @@ from replayssm import LayerKind, PrecisionPolicy, Recurrence, StateLayout
 from replayssm.inputs import TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.layer import LayerState
+from replayssm_flashinfer.copy_checks import Copy, copy_format
 from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.packed import as_rows
 from replayssm_flashinfer.plan import RingCursors, plan_step
@@ -39,7 +40,7 @@ class DeltaMemory:
     beta: Tensor
     g: Tensor
     state_scale: Tensor | None
-    read_copy: tuple[Tensor | None, Tensor | None, Tensor | None]
+    read_copy: Copy
 
     @property
     def kind(self) -> LayerKind:
@@ -48,8 +49,7 @@ class DeltaMemory:
 
     def layout(self, draft: int, *, stochastic: bool) -> StateLayout:
         """The core's layout of this memory, W = L − T."""
-        copy = self.read_copy[0]
-        read = None if copy is None else "nvfp4" if copy.dtype is torch.uint8 else "fp8"
+        read = copy_format(self.read_copy)
         return delta_layout(
             self.kind, tuple(self.state.shape), self.k.shape[1], self.k.shape[2], draft,
             (STATES[self.state.dtype], stochastic, read), self.k.dtype,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from replayssm_flashinfer.copy_checks import Copy, check_copy, copy_format
 from replayssm_flashinfer.mamba_checks import (
+    STATES,
     check_memory,
     check_rows,
     check_scratch,
@@ -13,6 +15,7 @@ from replayssm_flashinfer.mamba_checks import (
     check_tokens,
     check_window,
 )
+from replayssm_flashinfer.mamba_step import mamba_layout
 from replayssm_flashinfer.ops import checkpointing_ssu_op
 from replayssm_flashinfer.refusals import check
 
@@ -134,9 +137,18 @@ def checkpointing_ssu(
     check_seed(rand_seed, philox_rounds)
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
     check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window))
+    if any(x is not None for x in (read_copy, read_copy_block_scale, read_copy_scale)):
+        _check_copy(state, x_cache, B_cache, draft, (read_copy, read_copy_block_scale, read_copy_scale))
     checkpointing_ssu_op(
         state, x_cache, B_cache, dt_cache, ring_start, prev_num_accepted_tokens, x, dt, A, B, C, out, D, z, dt_bias,
         dt_softplus, state_batch_indices, pad_slot_id, state_scale, rand_seed, cu_seqlens, draft, read_copy,
         read_copy_block_scale, read_copy_scale,
     )  # fmt: skip
     return out
+
+
+def _check_copy(state: Tensor, x_cache: Tensor, B_cache: Tensor, draft: int, copy: Copy) -> None:
+    check(state.dtype != torch.int8, "an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")
+    precision = (STATES[state.dtype], False, copy_format(copy))
+    layout = mamba_layout(tuple(state.shape), B_cache.shape[1], x_cache.shape[2], draft, precision, x_cache.dtype)
+    check_copy(layout, copy, state.device)

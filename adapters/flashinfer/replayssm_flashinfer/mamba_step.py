@@ -15,6 +15,7 @@ from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.layer import LayerState
 from replayssm.layout import Buffers
+from replayssm_flashinfer.copy_checks import Copy, copy_format
 from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.packed import as_rows, gather, spread
 from replayssm_flashinfer.plan import RingCursors, plan_step
@@ -52,7 +53,7 @@ def mamba_layer(
     state: Tensor,
     state_scale: Tensor | None,
     rings: tuple[Tensor, ...],
-    read_copy: tuple[Tensor | None, Tensor | None, Tensor | None],
+    read_copy: Copy,
     A: Tensor,
     seed: Tensor | None,
 ) -> LayerState:
@@ -79,7 +80,7 @@ def step_mamba(
     draft: int,
     state_scale: Tensor | None = None,
     rand_seed: Tensor | None = None,
-    read_copy: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+    read_copy: Copy = (None, None, None),
 ) -> None:
     """Append, fold where a row is full, and write outputs; cursors are only read.
 
@@ -90,12 +91,11 @@ def step_mamba(
         read_copy: the copy, its block scales, its scales; see `replayssm.layout`.
     """
     whole = state.dtype is torch.int8
-    copy = read_copy[0]
     stochastic = rand_seed is not None and state.dtype in STOCHASTIC
     precision = (
         STATES[state.dtype],
         stochastic,
-        None if copy is None else "nvfp4" if copy.dtype is torch.uint8 else "fp8",
+        copy_format(read_copy),
     )
     rows = x_cache.shape[2]
     layout = mamba_layout(tuple(state.shape), B_cache.shape[1], rows, draft, precision, x_cache.dtype)
