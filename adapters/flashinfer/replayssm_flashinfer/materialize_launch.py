@@ -14,6 +14,9 @@ from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.mamba_step import STOCHASTIC
 from replayssm_flashinfer.quantised import ROWS, window_of
 
+REQUESTS = 32
+"""Requests that a program looks at in `choose_kernel`."""
+
 
 def launch_materialize(
     tables: Sequence[Tensor],
@@ -39,7 +42,7 @@ def launch_materialize(
     layers, batch = src_slots.shape
     device = src_slots.device
     rows = torch.empty(4, layers * batch, dtype=torch.int32, device=device)
-    choose_kernel[(layers,)](
+    choose_kernel[(layers, triton.cdiv(batch, REQUESTS))](
         src_slots.contiguous(),
         dst_slots.contiguous(),
         *(x.contiguous() for x in metadata),
@@ -49,6 +52,7 @@ def launch_materialize(
         R=ring_buffer_len,
         WINDOW=max_window,
         BB=triton.next_power_of_2(batch),
+        BR=REQUESTS,
         num_warps=1,
     )
     like = [

@@ -9,30 +9,28 @@ from replayssm.kernels.flush import fold_kernel
 from replayssm_flashinfer.kernels.int8 import fold_rows, store_rows_int8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "pad"])
 def choose_kernel(
     p_source, p_target, p_start, p_count, p_active,
     p_row_source, p_row_target, p_row_start, p_row_count,
-    batch, pad, R: tl.constexpr, WINDOW: tl.constexpr, BB: tl.constexpr,
+    batch, pad, R: tl.constexpr, WINDOW: tl.constexpr, BB: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Which folds are wanted, by (layer, request). Grid: layers. A request that is not active gets the slot −1."""
-    i_layer = tl.program_id(0)
+    """Which folds are wanted, by (layer, request); others get the slot −1. Grid: (layers, ⌈batch / BR⌉)."""
     o_all = tl.arange(0, BB)
     b_active = tl.load(p_active + o_all, mask=o_all < batch, other=-1)
     # Up to the first −1.
-    b_ended = tl.cumsum((b_active < 0).to(tl.int32), axis=0) > 0
-    b_active = tl.where(b_ended, -1, b_active)
-    for i in range(batch):
-        wanted = tl.sum((b_active == i).to(tl.int32), axis=0) > 0
-        row = i_layer * batch + i
-        source, target = tl.load(p_source + row), tl.load(p_target + row)
-        start, count = tl.load(p_start + i), tl.load(p_count + i)
-        wanted = wanted & (source != pad) & (target != pad) & (source >= 0) & (target >= 0)
-        wanted = wanted & (count >= 0) & (count <= WINDOW) & (start >= 0) & (start < R)
-        tl.store(p_row_source + row, tl.where(wanted, source, -1))
-        tl.store(p_row_target + row, tl.where(wanted, target, -1))
-        tl.store(p_row_start + row, tl.where(wanted, start, 0))
-        tl.store(p_row_count + row, tl.where(wanted, count, 0))
+    b_active = tl.where(tl.cumsum((b_active < 0).to(tl.int32), axis=0) > 0, -1, b_active)
+    o_i = tl.program_id(1) * BR + tl.arange(0, BR)
+    b_wanted = tl.sum((b_active[None, :] == o_i[:, None]).to(tl.int32), axis=1) > 0
+    m_i, o_row = o_i < batch, tl.program_id(0) * batch + o_i
+    b_source, b_target = tl.load(p_source + o_row, mask=m_i, other=-1), tl.load(p_target + o_row, mask=m_i, other=-1)
+    b_start, b_count = tl.load(p_start + o_i, mask=m_i, other=-1), tl.load(p_count + o_i, mask=m_i, other=-1)
+    b_wanted = b_wanted & (b_source != pad) & (b_target != pad) & (b_source >= 0) & (b_target >= 0)
+    b_wanted = b_wanted & (b_count >= 0) & (b_count <= WINDOW) & (b_start >= 0) & (b_start < R)
+    tl.store(p_row_source + o_row, tl.where(b_wanted, b_source, -1), mask=m_i)
+    tl.store(p_row_target + o_row, tl.where(b_wanted, b_target, -1), mask=m_i)
+    tl.store(p_row_start + o_row, tl.where(b_wanted, b_start, 0), mask=m_i)
+    tl.store(p_row_count + o_row, tl.where(b_wanted, b_count, 0), mask=m_i)
 
 
 @triton.jit
