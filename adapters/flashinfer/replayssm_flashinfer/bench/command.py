@@ -84,11 +84,12 @@ def _measure(scenario: Scenario, machine: Machine, *, with_theirs: bool) -> list
 
 def _row(scenario: Scenario, found: list[Result], ceilings: Ceilings) -> tuple[Row, str]:
     from replayssm.bench.results import Row
+    from replayssm.bench.run import RedGateError
     from replayssm.bench.scenario import step_bytes
 
     mine = found[0]
     if mine.us is None:
-        raise ArithmeticError(f"{scenario.describe()}: {mine.note}")
+        raise RedGateError(f"no speed is reported: {scenario.describe()}: {mine.note}")
     timed = [(result.us, result) for result in found[1:] if result.us is not None]
     theirs_us, best = min(timed, key=lambda pair: pair[0]) if timed else (0.0, None)
     row = Row(
