@@ -14,7 +14,7 @@ from replayssm.errors import InputError
 if TYPE_CHECKING:
     from replayssm.bench.scenario import Scenario
 
-HELP = "How fast kernels and engines are on this GPU, beside ordinary decode in the same run."
+HELP = "How fast kernels and engines are here, beside ordinary decode of the same run."
 GROUP = "replayssm.benches"
 """Entry points of adapters: name of an engine's benchmark → its module, a `Command`."""
 
