@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from interpreting import interpret
 from replayssm import PRESETS, InputError
 from replayssm.bench.precision import parts_of, policy_name, policy_scenarios
 from replayssm.bench.results import Row
@@ -66,8 +65,4 @@ def test_what_the_command_refuses(argv, said, capsys):
 
 def test_quality_through_the_kernels():
     pytest.importorskip("triton")
-    script = os.path.join(os.path.dirname(__file__), "interpreted_bench.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, script, "quality", "gdn"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    interpret(Path(__file__).with_name("interpreted_bench.py"), "quality", "gdn")
