@@ -1,4 +1,4 @@
-"""What is refused of a read copy: the layout says what its buffers are."""
+"""A read copy among a caller's arguments: its format, its names in the core, and what is refused of it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def copy_format(copy: Copy) -> str | None:
         return None
     check(copy[0].dtype in FORMATS, f"read_copy is {copy[0].dtype}; expected uint8 (NVFP4) or float8_e4m3fn (FP8)")
     return FORMATS[copy[0].dtype]
+
+
+def scaled_buffers(state_scale: Tensor | None, copy: Copy) -> dict[str, Tensor]:
+    """The checkpoint's scale and a read copy under the core's names, those that there are."""
+    named = zip(("checkpoint_scale", *NAMES), (state_scale, *copy), strict=True)
+    return {name: tensor for name, tensor in named if tensor is not None}
 
 
 def check_copy(layout: StateLayout, copy: Copy, device: torch.device) -> None:

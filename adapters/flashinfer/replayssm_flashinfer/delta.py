@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from replayssm import LayerKind
-from replayssm_flashinfer.copy_checks import check_copy, copy_format
-from replayssm_flashinfer.delta_step import delta_layout
+from replayssm_flashinfer.copy_checks import check_copy
+from replayssm_flashinfer.delta_step import DeltaMemory, delta_layout
 from replayssm_flashinfer.gdn_checks import check_tokens
 from replayssm_flashinfer.mamba_checks import QUANTISED, STATES, check_seed
 from replayssm_flashinfer.ops import delta_replay_op
@@ -117,11 +117,8 @@ def gated_delta_rule_replay(
     check_seed(rand_seed, philox_rounds)
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
     if any(x is not None for x in copy):
-        kind = LayerKind.KDA if g_cache.dim() == 4 else LayerKind.GDN
-        precision = (STATES[state.dtype], False, copy_format(copy))
-        rows, draft = k_cache.shape[2], k.shape[1]
-        layout = delta_layout(kind, tuple(state.shape), k_cache.shape[1], rows, draft, precision, v.dtype)
-        check_copy(layout, copy, state.device)
+        memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
+        check_copy(memory.layout(k.shape[1], stochastic=False), copy, state.device)
     delta_replay_op(
         state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, ring_start, prev_num_accepted_tokens,
         q, k, v, a, b, out, A_log, dt_bias, lower_bound, use_qk_l2norm_in_kernel,

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from replayssm import LayerKind, PrecisionPolicy, Recurrence, StateLayout
 from replayssm.inputs import TokenInputs
-from replayssm.kernels.launch import launch_step
 from replayssm.layer import LayerState
-from replayssm_flashinfer.copy_checks import Copy, copy_format
+from replayssm_flashinfer.copy_checks import Copy, copy_format, scaled_buffers
 from replayssm_flashinfer.mamba_checks import STATES
-from replayssm_flashinfer.packed import as_rows
+from replayssm_flashinfer.packed import launch_into
 from replayssm_flashinfer.plan import RingCursors, plan_step
 
 STOCHASTIC = (torch.float16, torch.float8_e4m3fn)
@@ -57,13 +56,6 @@ class DeltaMemory:
 
     def layer(self, layout: StateLayout, seed: Tensor | None) -> LayerState:
         """Under the core's names."""
-        copy, block_scale, scale = self.read_copy
-        optional = {
-            "checkpoint_scale": self.state_scale,
-            "read_copy": copy,
-            "read_copy_block_scale": block_scale,
-            "read_copy_scale": scale,
-        }
         buffers = {
             "checkpoint": self.state,
             "value_ring": self.u,
@@ -73,8 +65,8 @@ class DeltaMemory:
             "key_scale_ring": self.k_scale,
             "gate_ring": self.g,
         }
-        present = {name: x for name, x in optional.items() if x is not None}
-        return LayerState(layout, buffers | present, None, self.g if seed is None else seed)
+        buffers |= scaled_buffers(self.state_scale, self.read_copy)
+        return LayerState(layout, buffers, None, self.g if seed is None else seed)
 
 
 @lru_cache(maxsize=1024)
@@ -104,7 +96,4 @@ def step_delta(
         cursors, batch=inputs.batch, draft=draft, slots=layout.slots, rows=layout.rows, window=layout.window,
         limit=layout.window,
     )  # fmt: skip
-    into = as_rows(out)
-    launch_step(memory.layer(layout, seed), plan, inputs, into)
-    if into is not out:
-        out.copy_(into)
+    launch_into(memory.layer(layout, seed), plan, inputs, out)

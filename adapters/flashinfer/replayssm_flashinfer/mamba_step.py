@@ -15,9 +15,9 @@ from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.layer import LayerState
 from replayssm.layout import Buffers
-from replayssm_flashinfer.copy_checks import Copy, copy_format
+from replayssm_flashinfer.copy_checks import Copy, copy_format, scaled_buffers
 from replayssm_flashinfer.mamba_checks import STATES
-from replayssm_flashinfer.packed import as_rows, gather, spread
+from replayssm_flashinfer.packed import gather, launch_into, spread
 from replayssm_flashinfer.plan import RingCursors, plan_step
 from replayssm_flashinfer.quantised import fold_int8
 
@@ -58,11 +58,9 @@ def mamba_layer(
     seed: Tensor | None,
 ) -> LayerState:
     """The caller's memory under the core's names."""
-    names = ("checkpoint_scale", "read_copy", "read_copy_block_scale", "read_copy_scale")
-    optional = dict(zip(names, (state_scale, *read_copy), strict=True))
     value, key, gate = rings
     buffers: Buffers = {"checkpoint": state, "value_ring": value, "key_ring": key, "gate_ring": gate}
-    buffers |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    buffers |= scaled_buffers(state_scale, read_copy)
     # A seed that nobody reads may be any number on the device.
     return LayerState(layout, buffers, A, A if seed is None else seed)
 
@@ -92,11 +90,7 @@ def step_mamba(
     """
     whole = state.dtype is torch.int8
     stochastic = rand_seed is not None and state.dtype in STOCHASTIC
-    precision = (
-        STATES[state.dtype],
-        stochastic,
-        copy_format(read_copy),
-    )
+    precision = (STATES[state.dtype], stochastic, copy_format(read_copy))
     rows = x_cache.shape[2]
     layout = mamba_layout(tuple(state.shape), B_cache.shape[1], rows, draft, precision, x_cache.dtype)
     given = (x_cache, B_cache, dt_cache)
@@ -112,10 +106,7 @@ def step_mamba(
     # int8 rows fold after the step, which would write another format: in it they read and append.
     launched = _without_folds(plan) if whole else plan
     if packed is None:
-        into = as_rows(out)
-        launch_step(layer, launched, inputs, into)
-        if into is not out:
-            out.copy_(into)
+        launch_into(layer, launched, inputs, out)
     else:
         v, gate, k, q, z = spread(packed, draft, inputs.v, inputs.gate, inputs.k, inputs.q, inputs.z)
         spread_inputs = TokenInputs(q=q, k=k, v=v, gate=gate, z=z, raw=inputs.raw, D=inputs.D)

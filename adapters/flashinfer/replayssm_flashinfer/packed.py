@@ -1,10 +1,17 @@
-"""Packed batches, `[1, tokens, …]` with `cu_seqlens`, to rows of T tokens and back: a step's kernels take rows."""
+"""Tokens and outputs as a caller has them, to what a step's kernels take: rows of T tokens, contiguous outputs.
+
+Packed batches are `[1, tokens, …]` with `cu_seqlens`.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from replayssm.cursors import StepPlan
+from replayssm.inputs import TokenInputs
+from replayssm.kernels.launch import launch_step
+from replayssm.layer import LayerState
 from replayssm_flashinfer.kernels.packed import gather_kernel, spread_kernel
 
 _BLOCK = 1024
@@ -58,6 +65,9 @@ def gather(packed: Tensor, rows: Tensor, out: Tensor) -> None:
         )
 
 
-def as_rows(out: Tensor) -> Tensor:
-    """`out` itself where a step can write it, else a tensor of the same shape."""
-    return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+def launch_into(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Tensor) -> None:
+    """A step of rows, its outputs in `out [B, T, H, V]` of any strides."""
+    into = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+    launch_step(layer, plan, inputs, into)
+    if into is not out:
+        out.copy_(into)
