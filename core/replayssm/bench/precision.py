@@ -68,6 +68,11 @@ def policy_scenarios(
     return found, refused
 
 
+def whole_windows(scenario: Scenario) -> int:
+    """STEPS, or as many fewer as end with a window."""
+    return STEPS // scenario.window * scenario.window
+
+
 def measure_quality(scenario: Scenario, tiles: Tiles, device: torch.device) -> Quality:
     """Errors of a scenario's policy, in steps of its T tokens, all accepted."""
     setup = Setup(
@@ -79,9 +84,8 @@ def measure_quality(scenario: Scenario, tiles: Tiles, device: torch.device) -> Q
         device=device,
         draft=scenario.draft,
     )
-    steps = STEPS // scenario.window * scenario.window
     with forced(tiles):
-        error = next(drift(setup, {"": scenario.layout.precision}, [steps]))
+        error = next(drift(setup, {"": scenario.layout.precision}, [whole_windows(scenario)]))
     return Quality(error.state, error.output)
 
 
@@ -94,7 +98,7 @@ def qualities(scenarios: Sequence[Scenario], tiles: Sequence[Tiles], device: tor
         {
             "geometry": scenario.geometry.name,
             "policy": policy_name(scenario.checkpoint, scenario.read_copy),
-            "steps": STEPS,
+            "steps": whole_windows(scenario),
             **vars(measure_quality(scenario, shape, device)),
         }
         for scenario, shape in first.values()
