@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import torch
-from hybrids import LAYERS, RECURRENT, parameter_groups, start_memories, stored_tensors
-from safetensors.torch import save_file
+from hybrids import LAYERS, RECURRENT, parameter_groups, start_memories
 from scan import ATTENTION, fast_training, register_attention
 from torch.nn import functional as F
 from transformers import (
@@ -27,7 +26,7 @@ from transformers import (
 )
 
 from replayssm_transformers.recall.task import BLOCK, START, VOCABULARY, Recall, draw
-from train import Schedule, environment
+from train import Schedule, environment, save
 
 LAYER_TYPES = ["full_attention", RECURRENT, RECURRENT]
 LONG_MEMORY = (16384.0, 65536.0)
@@ -180,15 +179,6 @@ def train(model: PreTrainedModel, args: argparse.Namespace, device: str) -> dict
     return log
 
 
-def save(model: PreTrainedModel, out: Path) -> None:
-    """Write a Hugging Face model directory; tokens are the task's numbers, so it has no tokenizer."""
-    out.mkdir(parents=True, exist_ok=True)
-    model.config.architectures = [type(model).__name__]
-    model.config.dtype = "float32"
-    model.config.save_pretrained(out)
-    save_file(stored_tensors(model), out / "model.safetensors", metadata={"format": "pt"})
-
-
 def parse_arguments() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -220,6 +210,7 @@ def main() -> None:
     facts = environment(args) | {"parameters": sum(parameter.numel() for parameter in model.parameters())}
     with fast_training():
         log = facts | train(model, args, device)
+    # Tokens are the task's numbers: no tokenizer.
     save(model, args.out)
     (args.out / "train-log.json").write_text(json.dumps(log, indent=1) + "\n")
 
