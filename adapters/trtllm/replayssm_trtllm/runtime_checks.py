@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from replayssm import LayerKind, UnsupportedError
 from replayssm_trtllm.config import ReplaySSMConfig
 from replayssm_trtllm.kinds import geometry_of
-from replayssm_trtllm.llm_checks import TRANSFER_BACKEND, TRANSFER_RUNTIME
+from replayssm_trtllm.llm_checks import TRANSFER_BACKEND, TRANSFER_RUNTIME, check_environment
 from replayssm_trtllm.settings import text_config
 from replayssm_trtllm.speculation import TREE_FIELDS
 from replayssm_trtllm.state import tokens_of
 
 
 def check_model(config: ReplaySSMConfig, kind: LayerKind, model_config: Any, tp: int) -> None:  # noqa: ANN401
-    """Check a model's geometry and speculation against the configuration.
+    """Check this rank's environment, and a model's geometry and speculation against the configuration.
 
     Raises:
         InputError, UnsupportedError: the reason.
     """
+    check_environment(os.environ, plugin=True)
     geometry_of(kind, text_config(model_config.pretrained_config), tp)
     spec_config = getattr(model_config, "spec_config", None)
     check_spec_config(spec_config)
