@@ -8,7 +8,6 @@ import yaml
 from replayssm import InputError, UnsupportedError
 from replayssm.layout import MAX_DRAFT
 from replayssm_trtllm import ReplaySSMConfig
-from replayssm_trtllm.llm_fields import SPECULATIVE_FIELDS
 from replayssm_trtllm.speculation import tokens_per_step
 
 MTP = {"decoding_type": "MTP", "max_draft_len": 3}
@@ -149,10 +148,6 @@ def test_a_cutoff_by_batch_is_a_draft_length_that_changes():
     with pytest.raises(UnsupportedError, match=r"max_concurrency.*draft length at run time"):
         ReplaySSMConfig().to_llm_kwargs(MTP | {"max_concurrency": 8})
     assert ReplaySSMConfig(decode=True).to_llm_kwargs(MTP | {"max_concurrency": 8})
-
-
-def test_recorded_speculation_names_hold_those_that_are_read():
-    assert {"decoding_type", "max_draft_len", "max_total_draft_tokens", "use_dynamic_tree"} <= SPECULATIVE_FIELDS
 
 
 @pytest.mark.parametrize("name", NATIVE_ENV)

@@ -23,7 +23,8 @@ from replayssm_trtllm.llm_fields import (
 )
 from replayssm_trtllm.nearest import nearest
 
-TRANSFER_BACKEND, TRANSFER_RUNTIME = "NIXL", "PYTHON"
+TRANSPORT = {"backend": "NIXL", "transceiver_runtime": "PYTHON"}
+"""What moves recurrent states of the V2 manager between servers."""
 
 
 def check_names(arguments: Mapping[str, Any]) -> None:
@@ -70,9 +71,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     Raises:
         InputError, UnsupportedError: the reason, and what would work.
     """
-    width = arguments.get("max_beam_width")
-    if width not in (None, 1):
-        raise UnsupportedError(f"max_beam_width={width}: a beam search would copy rings at each step; use 1")
+    check_beams(arguments.get("max_beam_width"))
     if arguments.get("kv_connector_config") is not None:
         raise UnsupportedError(
             "kv_connector_config: a connector moves attention blocks and neither state nor ring; leave it out"
@@ -85,23 +84,33 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     backend = arguments.get("backend")
     if backend not in (None, "pytorch"):
         raise UnsupportedError(f"backend={backend!r} has no recurrent cache manager to extend; use 'pytorch'")
-    check_transfer(section(arguments, TRANSCEIVER))
+    transceiver = section(arguments, TRANSCEIVER)
+    if transceiver:
+        check_transport(transceiver)
 
 
-def check_transfer(transceiver: Mapping[str, Any]) -> None:
+def check_beams(width: int | None) -> None:
+    """Check that there is no beam search.
+
+    Raises:
+        UnsupportedError: there is.
+    """
+    if width not in (None, 1):
+        raise UnsupportedError(f"max_beam_width={width}: a beam search would copy rings at each step; use 1")
+
+
+def check_transport(transceiver: Mapping[str, Any]) -> None:
     """Check a disaggregated server's transport.
 
     Raises:
         UnsupportedError: another transport than NIXL, or another runtime than Python's.
     """
-    if not transceiver:
-        return
-    for name, wanted in (("backend", TRANSFER_BACKEND), ("transceiver_runtime", TRANSFER_RUNTIME)):
+    for name, wanted in TRANSPORT.items():
         value = transceiver.get(name)
         if value != wanted:
             raise UnsupportedError(
-                f"{TRANSCEIVER}.{name}={value!r}: recurrent states of the V2 manager move with the {TRANSFER_BACKEND} "
-                f"backend and the {TRANSFER_RUNTIME} runtime; set {name}: {wanted}"
+                f"{TRANSCEIVER}.{name}={value!r}: recurrent states of the V2 manager move with {wanted} only; set {name}: "
+                f"{wanted}"
             )
 
 

@@ -76,6 +76,7 @@ SPECULATIVE_FIELDS = frozenset(
         *("use_relaxed_acceptance_for_thinking", "relaxed_topk", "relaxed_delta", "begin_thinking_phase_token"),
         *("end_thinking_phase_token", "max_matching_ngram_size", "enable_global_pool", "global_pool_size"),
         *("mask_token_id", "target_layer_ids", "attention_backend", "medusa_choices"),
+        *("use_sa_spec", "sa_spec_threshold", "max_batch_size"),
     )
 )
 """Fields of `speculative_config`, of the drafters that are served and of those that are refused by name."""
