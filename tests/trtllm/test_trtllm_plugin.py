@@ -271,6 +271,13 @@ def test_estimates_know_dtypes_by_name(monkeypatch, state):
     assert estimate == life.manager.scratch_seen
 
 
+def test_an_estimate_without_a_resolved_dtype_takes_the_configured_one(monkeypatch):
+    fields = {"window": 5, "read_copy": "nvfp4", "checkpoint_dtype": "float16"}
+    life = Life(monkeypatch, "C", "mamba2", fields=fields, dtype=torch.float32, ssm=torch.float16)
+    made = models.model_config(life.config.pretrained_config, ssm_dtype=None)
+    assert type(life.manager)._extra_state_bytes_per_rank(made, made.mapping) == life.manager.scratch_seen
+
+
 def test_a_layer_of_the_cache_without_a_mixer_is_refused(monkeypatch):
     life = Life(monkeypatch, "C", "mamba2", fields={"window": 5})
     life.model.replayssm_router._constants.pop(0)
