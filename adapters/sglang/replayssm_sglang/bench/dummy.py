@@ -34,6 +34,7 @@ def register() -> None:
 
     HookRegistry.register(_DUMMY_WEIGHTS, _scale, HookType.BEFORE)
     HookRegistry.register(_DUMMY_WEIGHTS, _decay, HookType.AFTER)
+    HookRegistry.register(_DUMMY_WEIGHTS, _tell_shards_apart, HookType.AFTER)
     HookRegistry.register(_DUMMY_WEIGHTS, _derive, HookType.AFTER)
 
 
@@ -47,6 +48,14 @@ def _decay(_result: None, model: Foreign, *_args: Foreign, **_options: Foreign) 
     for name, weight in model.named_parameters():
         if name.endswith(".A"):
             weight.data.copy_(-weight.data.abs() - 0.01)
+
+
+def _tell_shards_apart(_result: None, model: Foreign, *_args: Foreign, **_options: Foreign) -> None:
+    """Every rank makes up the same numbers: tokens of two shards of a vocabulary would tie, whatever the logits."""
+    for module in model.modules():
+        if hasattr(module, "shard_indices"):
+            rank = module.shard_indices.org_vocab_start_index // len(module.weight)
+            module.weight.data.copy_(module.weight.data.roll(rank, dims=-1))
 
 
 def _derive(_result: None, model: Foreign, *_args: Foreign, **_options: Foreign) -> None:
