@@ -90,8 +90,8 @@ def supports(backend: str, layout: StateLayout, device: torch.device, mode: str 
     key_dim = layout.recurrence.key_dim
     if row.key_dims is not None and key_dim not in row.key_dims:
         return False, f"backend {backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
-    if backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 32:
-        return False, f"backend 'triton' reads NVFP4 in words of eight by four threads: K = {key_dim} is below 32"
+    if backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 64:
+        return False, f"backend 'triton' reads NVFP4 a block of 16 or two by each of four threads: K = {key_dim} is below 64"
     return True, ""
 
 
