@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The README's second line in a fresh environment, then the static checks.
+# The README's second line, then the static checks.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-fresh_venv tests
+enter_venv tests
 pip install --quiet --disable-pip-version-check -e '.[test]'
 pytest "$@"
 ruff check .

@@ -10,7 +10,7 @@ import sys
 import zipfile
 from pathlib import PurePosixPath
 
-ROOTS = ("core", "adapters/sglang", "adapters/transformers", "adapters/trtllm")
+ROOTS = ("core", "adapters/flashinfer", "adapters/sglang", "adapters/transformers", "adapters/trtllm")
 
 
 def tracked() -> set[str]:

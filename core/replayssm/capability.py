@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from replayssm.external import external_supports
 from replayssm.layout import ACTIVATIONS, StateLayout
 from replayssm.precision import CHECKPOINTS, READ_COPIES, PrecisionPolicy
 from replayssm.recurrence import LayerKind
@@ -27,6 +28,7 @@ class Capability:
         activations: dtypes of the rings.
         graph_capture: whether a step may be captured in a CUDA graph.
         key_dims: what K may be; None for any.
+        external: whether an adapter brings it, which then looks at what is installed (`replayssm.external`).
     """
 
     backend: str
@@ -38,6 +40,7 @@ class Capability:
     activations: tuple[torch.dtype, ...]
     graph_capture: bool
     key_dims: tuple[int, ...] | None = None
+    external: bool = False
 
 
 # Under its interpreter Triton runs kernels on the CPU.
@@ -64,9 +67,21 @@ _FUSED = Capability(
     graph_capture=True,
     key_dims=(16, 32, 64, 128, 256),
 )
+_FLASHINFER = Capability(
+    backend="flashinfer",
+    layers=(LayerKind.MAMBA2,),
+    modes=(STANDARD, DRAFT),
+    checkpoints=("fp32", "bf16", "fp16", "fp8"),
+    read_copies=(None,),
+    devices=("cuda",),
+    activations=(torch.bfloat16,),
+    graph_capture=True,
+    key_dims=(64, 128),
+    external=True,
+)
 
 CAPABILITIES: dict[str, Capability] = {
-    row.backend: row for row in (_EVERYTHING, replace(_EVERYTHING, backend="torch"), _FUSED)
+    row.backend: row for row in (_EVERYTHING, replace(_EVERYTHING, backend="torch"), _FUSED, _FLASHINFER)
 }
 """Backend → what it serves."""
 
@@ -76,6 +91,23 @@ def supports(backend: str, layout: StateLayout, device: torch.device, mode: str 
     row = CAPABILITIES.get(backend)
     if row is None:
         return False, f"backend {backend!r} is unknown; expected one of {', '.join(CAPABILITIES)}"
+    reason = _refusal(row, layout, device, mode)
+    if not reason and row.external:
+        reason = external_supports(backend, layout, device)[1]
+    if not reason:
+        return True, ""
+    others = [
+        repr(name)
+        for name, other in CAPABILITIES.items()
+        if not other.external and not _refusal(other, layout, device, mode)
+    ]
+    return False, reason + (
+        f"; backend {' and '.join(others)} serve{'s' * (len(others) == 1)} it all" if others else ""
+    )
+
+
+def _refusal(row: Capability, layout: StateLayout, device: torch.device, mode: str) -> str:
+    """Why a backend does not serve a layout; empty where it does."""
     precision: PrecisionPolicy = layout.precision
     for what, value, served in (
         ("layer", layout.recurrence.kind, row.layers),
@@ -86,13 +118,13 @@ def supports(backend: str, layout: StateLayout, device: torch.device, mode: str 
         ("activation dtype", layout.activation, row.activations),
     ):
         if value not in served:
-            return False, f"backend {backend!r} does not serve {what} {value}; it serves {', '.join(map(str, served))}"
+            return f"backend {row.backend!r} does not serve {what} {value}; it serves {', '.join(map(str, served))}"
     key_dim = layout.recurrence.key_dim
     if row.key_dims is not None and key_dim not in row.key_dims:
-        return False, f"backend {backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
-    if backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 64:
-        return False, f"backend 'triton' reads NVFP4 a block of 16 or two by each of four threads: K = {key_dim} is below 64"
-    return True, ""
+        return f"backend {row.backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
+    if row.backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 64:
+        return f"backend 'triton' reads NVFP4 by blocks of 16, one or two by each of four threads: K = {key_dim} is below 64"
+    return ""
 
 
 def choose_backend(layout: StateLayout, device: torch.device) -> str:

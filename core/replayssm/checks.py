@@ -147,6 +147,20 @@ def check_inputs(layout: StateLayout, inputs: TokenInputs, device: torch.device)
         _check_raw(layout, inputs.raw, device)
 
 
+def check_output(out: Tensor | None, inputs: TokenInputs, device: torch.device) -> None:
+    """Where the engine wants outputs: of the shape of v, contiguous, a float dtype, on the device.
+
+    Raises:
+        InputError: it is not.
+    """
+    if out is None:
+        return
+    shape = tuple(inputs.v.shape)
+    fits = isinstance(out, Tensor) and tuple(out.shape) == shape and out.is_contiguous() and out.is_floating_point()
+    if not fits or out.device.type != device.type:
+        raise InputError(f"out must be a contiguous floating-point tensor {shape} on {device}, got {describe(out)}")
+
+
 def _check_raw(layout: StateLayout, raw: RawGate, device: torch.device) -> None:
     r = layout.recurrence
     if not isinstance(raw, RawGate):

@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 BLOCK, TILE_ROWS = 16, 16
+LARGEST = 2.0**96
+"""States saturate here in every format, infinities too: far from any model's, and far enough below the largest fp32 number
+that no sum of an output overflows to infinities, whose differences would be NaN."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class MatrixFormat(Protocol):
 
 @dataclass(frozen=True)
 class PlainFormat:
-    """A torch float dtype, no scales. Values beyond the range saturate."""
+    """A torch float dtype, no scales. Values beyond the range, or `LARGEST`, saturate."""
 
     name: str
     dtype: torch.dtype
@@ -109,7 +112,7 @@ class PlainFormat:
         """See `MatrixFormat.encode`."""
         if self.grid is not None:
             return (round_to_grid(x, self.grid, noise).to(self.dtype),)
-        limit = min(torch.finfo(self.dtype).max, torch.finfo(x.dtype).max)
+        limit = min(torch.finfo(self.dtype).max, LARGEST)
         return (x.clamp(-limit, limit).to(self.dtype),)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
@@ -194,8 +197,8 @@ def _of_rows(scale: Tensor, value_dim: int) -> Tensor:
 
 
 def _bounded(x: Tensor) -> Tensor:
-    # Below the largest fp32 value by enough that a scale which rounds up still decodes to a finite product.
-    return x.clamp(-(2.0**126), 2.0**126)
+    # A scale that rounds up still decodes to a finite product.
+    return x.clamp(-LARGEST, LARGEST)
 
 
 def _divide(x: Tensor, scale: Tensor) -> Tensor:

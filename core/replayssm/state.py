@@ -11,6 +11,7 @@ from torch import Tensor
 
 from replayssm import checks
 from replayssm.backends import load_backend
+from replayssm.backends.base import WritesOutputs
 from replayssm.capability import CAPABILITIES, DRAFT, STANDARD, TREE, choose_backend, supports
 from replayssm.capture import capturing
 from replayssm.checks import SlotsLike
@@ -260,11 +261,15 @@ class ReplayState:
         drain = checks.check_drain(drain, inputs.batch, self.device)
         return self.cursors.plan(index, length, inputs.draft, drain, tree)
 
-    def run(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
+    def run(self, plan: StepPlan, inputs: TokenInputs, out: Tensor | None = None) -> Tensor:
         """Execute a planned step on this layer's buffers.
 
+        Args:
+            out: `[B, T, H, V]`, contiguous, that takes the outputs and is returned; made when None.
+
         Raises:
-            InputError: the inputs are not of the plan's rows and tokens, or of another layout, or not finite.
+            InputError: the inputs are not of the plan's rows and tokens, or of another layout, or not finite; or `out`
+                is not of their shape, or not contiguous.
             StepError: the plan is stale or of other cursors.
         """
         self.cursors.check_plan(plan)
@@ -272,17 +277,23 @@ class ReplayState:
         if (inputs.batch, inputs.draft) != (plan.batch, plan.draft):
             theirs, ours = (inputs.batch, inputs.draft), (plan.batch, plan.draft)
             raise InputError(f"inputs have (B, T) = {theirs}; the plan is of {ours}")
-        return self._execute(plan, inputs)
+        checks.check_output(out, inputs, self.device)
+        return self._execute(plan, inputs, out)
 
     @torch.no_grad()
-    def _execute(self, plan: StepPlan, inputs: TokenInputs) -> Tensor:
+    def _execute(self, plan: StepPlan, inputs: TokenInputs, out: Tensor | None = None) -> Tensor:
         """A step whose plan and shapes are checked: values, then the backend."""
         if self._checks_values:
             checks.check_finite(self.layout, inputs, plan)
             checks.check_decay(self.layout, inputs, plan)
         if self.meter is not None:
             self.meter.record(self.layout, plan)
-        return self.backend.step(self.layer, plan, inputs)
+        if out is None:
+            return self.backend.step(self.layer, plan, inputs)
+        if isinstance(self.backend, WritesOutputs):
+            self.backend.step_into(self.layer, plan, inputs, out)
+            return out
+        return out.copy_(self.backend.step(self.layer, plan, inputs))
 
     def settle(self, plan: StepPlan) -> None:
         """Move the cursors past what the step folded; once per step for all layers that share them.

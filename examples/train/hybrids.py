@@ -37,7 +37,7 @@ def build_model(
     model = {"mamba2": _nemotron_h, "gdn": _qwen3_5, "kda": _kimi_linear}[layer](common)
     for module in model.modules():
         if hasattr(module, "A_log"):
-            _start_memories(module, long_memory)
+            start_memories(module, long_memory)
     return model
 
 
@@ -101,7 +101,7 @@ def _kimi_linear(common: dict) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def _start_memories(module: nn.Module, long_memory: tuple[float, float]) -> None:
+def start_memories(module: nn.Module, long_memory: tuple[float, float]) -> None:
     """Set the decay times 1/(A·dt) of a recurrent layer: the first half of its heads long, the others short.
 
     `A_log` holds one entry a head; `dt_bias` one a head, or one a key channel (KDA). A head's fastest entry starts

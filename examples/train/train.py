@@ -75,13 +75,13 @@ def batch_loss(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def save(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
-    """Write a Hugging Face model directory with the files of the `tokenizer` folder; it computes in fp32, as trained."""
+def save(model: PreTrainedModel, out: Path, tokenizer: Path | None = None) -> None:
+    """Write a Hugging Face model directory, with the files of a `tokenizer` folder; it computes in fp32, as trained."""
     out.mkdir(parents=True, exist_ok=True)
     model.config.architectures = [type(model).__name__]
     model.config.dtype = "float32"
     model.config.save_pretrained(out)
-    for file in tokenizer.glob("tokenizer*.json"):
+    for file in tokenizer.glob("tokenizer*.json") if tokenizer else ():
         shutil.copy(file, out)
     save_file(stored_tensors(model), out / "model.safetensors", metadata={"format": "pt"})
 
@@ -134,7 +134,7 @@ def train(
             losses.clear()
         if time.monotonic() - checked > 60 * args.check_minutes:
             note(args, log["heldout_curve"], {"step": log["steps"], **quick_check(model, heldout, args.seq_len)})
-            save(model, args.tokenizer, args.out)
+            save(model, args.out, args.tokenizer)
             checked = time.monotonic()
     log["train_seconds"] = round(time.monotonic() - schedule.began, 1)
     return log
@@ -145,7 +145,7 @@ def skip(model: PreTrainedModel, log: dict, args: argparse.Namespace) -> None:
     log["skipped_steps"] += 1
     print(args.layer, json.dumps({"step": log["steps"], "skipped_steps": log["skipped_steps"]}), flush=True)
     if log["skipped_steps"] > SKIPPED_AT_MOST:
-        save(model, args.tokenizer, args.out)
+        save(model, args.out, args.tokenizer)
         raise SystemExit(
             f"--layer {args.layer}: loss or gradient not finite in {log['skipped_steps']} steps, the last of them "
             f"step {log['steps']} (at most {SKIPPED_AT_MOST} are skipped); the last good weights are in {args.out}"
@@ -238,7 +238,7 @@ def main() -> None:
     if device == "cuda":
         log["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
         torch.cuda.empty_cache()
-    save(model, args.tokenizer, args.out)
+    save(model, args.out, args.tokenizer)
     (args.out / "train-log.json").write_text(json.dumps(log, indent=1) + "\n")
     torch.set_float32_matmul_precision("highest")
     stored = AutoModelForCausalLM.from_pretrained(args.out, attn_implementation=ATTENTION).to(device)

@@ -13,6 +13,7 @@ import torch
 from small import GEOMETRIES, machine
 
 from replayssm.backends import fused
+from replayssm.bench import precision
 from replayssm.bench import run as bench_run
 from replayssm.bench.ceilings import Ceilings, measure_ceilings
 from replayssm.bench.conventional import Kind, time_best, verify
@@ -70,6 +71,17 @@ def ceilings(layer: str) -> None:
     assert found.read > 0
     assert found.read_write > 0
     assert found.fill > 0
+
+
+def quality(layer: str) -> None:
+    """Errors through the kernels: a copy leaves the state as it is, and is seen in the outputs."""
+    precision.STEPS, precision.ROWS = 8, 1
+    wanted = [scenario(layer, read_copy=copy, draft=2, phase="steady") for copy in (None, "fp8")]
+    shapes = [bench_run.tiles_of(one, machine()) for one in wanted]
+    exact, copied = precision.qualities(wanted, shapes, CPU)
+    assert (exact["policy"], copied["policy"]) == ("exact", "dual-fp8")
+    assert copied["state_error"] <= 1.05 * exact["state_error"] < 1e-5
+    assert exact["output_error"] < 1e-3 < copied["output_error"] < 0.1
 
 
 def full(layer: str) -> None:

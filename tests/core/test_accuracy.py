@@ -18,7 +18,6 @@ from replayssm.reference.recurrence import token_at, write
 
 STEPS, SEGMENT, ROWS = 4096, 256, 3
 BOUND = 1e-5
-LAYERS = list(LayerKind)
 
 
 def recurrence_of(kind: LayerKind) -> Recurrence:
@@ -96,10 +95,19 @@ class Run:
         return self.worst
 
 
+CASES = [
+    # Every pair of layer, longest draft and activation.
+    (LayerKind.MAMBA2, 1, torch.bfloat16),
+    (LayerKind.MAMBA2, 16, torch.float32),
+    (LayerKind.GDN, 1, torch.float32),
+    (LayerKind.GDN, 16, torch.bfloat16),
+    (LayerKind.KDA, 1, torch.float32),
+    (LayerKind.KDA, 16, torch.bfloat16),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("longest", [1, 16], ids=["standard", "speculative"])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("kind", "longest", "activation"), CASES)
 def test_state_error_over_4096_steps(kind, longest, activation, seed):
     """At most 1e-5; and with the exact fold an NVFP4 read copy adds nothing to it (goal: at most 1.05 times)."""
     dual = kind is not LayerKind.MAMBA2 and longest > 1 and activation is torch.bfloat16

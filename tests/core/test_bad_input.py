@@ -44,6 +44,9 @@ class Bench:
                 state.decode(token, [0, 3])
         self.good = self.source.tokens(2, 3)
 
+    def each(self, *values):
+        return zip((self.state, self.twin), values, strict=True)
+
     def everything(self):
         cursors = {name: getattr(self.state.cursors, name) for name in Cursors.NAMES}
         return {name: bits(x) for name, x in {**self.state.layer.buffers, **cursors}.items()}
@@ -224,6 +227,28 @@ def test_dtypes(name, dtype, match):
     bench = Bench()
     bad = dataclasses.replace(bench.good, **{name: getattr(bench.good, name).to(dtype)})
     bench.refuses(lambda s: s.verify(bad, [0, 3]), match)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [torch.empty(2, 3, 4, 5), torch.empty(2, 3, 4, 4, dtype=torch.int32), torch.empty(4, 3, 4, 4)[::2], [0.0]],
+    ids=["shape", "dtype", "strides", "type"],
+)
+def test_outputs_where_they_do_not_fit(out):
+    bench = Bench()
+
+    def run(state):
+        state.run(state.plan(bench.good, [0, 3]), bench.good, out)
+
+    bench.refuses(run, "out must be a contiguous floating-point tensor")
+
+
+def test_outputs_where_the_engine_wants_them():
+    bench = Bench()
+    wanted = torch.full((2, 3, 4, 4), NAN)
+    made = [state.run(state.plan(bench.good, [0, 3]), bench.good, out) for state, out in bench.each(wanted, None)]
+    assert made[0] is wanted
+    assert torch.equal(*made)
 
 
 def test_missing_beta():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 from stats_life import check_life
 
+from interpreting import interpret
 from replayssm import InputError, LayerKind, Recurrence, ReplayState, StateLayout, StepError
 
 LAYOUT = StateLayout(Recurrence(LayerKind.GDN, 2, 1, 8, 16), 3, 4, activation=torch.float32)
@@ -23,11 +22,7 @@ def test_a_slot_life(backend, kind):
 
 def test_a_slot_life_under_the_interpreter():
     pytest.importorskip("triton")
-    script = os.path.join(os.path.dirname(__file__), "stats_life.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, script, "triton"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    interpret(Path(__file__).with_name("stats_life.py"), "triton")
 
 
 def test_off_unless_asked_for():

@@ -5,27 +5,20 @@ The kit's graph cases run there too, without graphs: the same calls on fixed ten
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
+from interpreting import interpret
+
 pytest.importorskip("triton")
 
-HERE = os.path.dirname(__file__)
-
-
-def interpret(script, *arguments):
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, os.path.join(HERE, script), *arguments]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "gdn", "kda"])
 def test_slot_kernels_agree_with_the_torch_backend(kind):
-    interpret("interpreted_slots.py", kind)
+    interpret(HERE / "interpreted_slots.py", kind)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +33,8 @@ def test_slot_kernels_agree_with_the_torch_backend(kind):
     ],
 )
 def test_graph_cases_without_graphs(kind, case):
-    interpret("interpreted_graphs.py", kind, case)
+    interpret(HERE / "interpreted_graphs.py", kind, case)
 
 
 def test_whole_step_without_graphs():
-    interpret("whole_step.py", "gdn")
+    interpret(HERE / "whole_step.py", "gdn")

@@ -33,9 +33,9 @@ class Model:
         for layer, source in zip(self.layers, self.sources, strict=True):
             layer.load(slots, source.states(SLOTS))
 
-    def verify(self, inputs, slots, lengths):
+    def verify(self, inputs, slots, lengths, outs=(None, None)):
         plan = self.layers[0].plan(inputs[0], slots, lengths=lengths)
-        outs = [layer.run(plan, x) for layer, x in zip(self.layers, inputs, strict=True)]
+        outs = [layer.run(plan, x, out) for layer, x, out in zip(self.layers, inputs, outs, strict=True)]
         self.layers[0].settle(plan)
         return plan, outs
 
@@ -55,9 +55,10 @@ class Captured:
         self.inputs = [mapped(source.tokens(batch, DRAFT), torch.Tensor.clone) for source in model.sources]
         self.slots = torch.full((batch,), -1, dtype=torch.int32, device=device)
         self.lengths, self.accepted = torch.ones_like(self.slots), torch.zeros_like(self.slots)
+        wanted = [torch.empty_like(x.v, memory_format=torch.contiguous_format) for x in self.inputs]
 
         def step():
-            plan, outs = model.verify(self.inputs, self.slots, self.lengths)
+            plan, outs = model.verify(self.inputs, self.slots, self.lengths, wanted)
             if commits:
                 model.layers[0].commit(self.accepted, plan)
             return plan, outs

@@ -31,29 +31,45 @@ def model_path(root: Path, kind: str) -> Path:
     return path
 
 
-def environment(config: dict | None) -> dict[str, str]:
+ON_CPU = {
+    "PYTHONPATH": str(HERE / "cpu_platform" / "site"),
+    "OMP_NUM_THREADS": "1",
+    "REPLAYSSM_TEST_WEIGHT_SCALE": "0.25",
+    "SGLANG_MAMBA_CONV_DTYPE": "float16",
+    "SGLANG_PLATFORM": "replayssm_cpu",
+    "TRITON_INTERPRET": "1",
+}
+"""Environment of the engine on the test platform."""
+
+
+def on_gpu(site: Path) -> dict[str, str]:
+    """Environment of the engine on a GPU, with made-up weights; `site` for the entry point that they need."""
+    from replayssm_sglang.bench.dummy import WEIGHT_SCALE, write_entry_point
+
+    paths = [str(write_entry_point(site)), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(paths), WEIGHT_SCALE: "0.25", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
+
+
+def environment(config: dict | None, machine: dict[str, str] = ON_CPU) -> dict[str, str]:
     """Of an engine process, with REPLAYSSM_CONFIG where there is a configuration."""
-    here = {
-        "PYTHONPATH": str(HERE / "cpu_platform" / "site"),
-        "OMP_NUM_THREADS": "1",
-        "REPLAYSSM_TEST_WEIGHT_SCALE": "0.25",
-        "SGLANG_MAMBA_CONV_DTYPE": "float16",
-        "SGLANG_PLATFORM": "replayssm_cpu",
-        "TRITON_INTERPRET": "1",
-    }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYSSM")}
-    return {**kept, **here, **({} if config is None else {"REPLAYSSM_CONFIG": json.dumps(config)})}
+    return {**kept, **machine, **({} if config is None else {"REPLAYSSM_CONFIG": json.dumps(config)})}
 
 
 def converse(
-    path: Path, engine: dict, turns: list[dict], config: dict | None = None, **variables: str
+    path: Path,
+    engine: dict,
+    turns: list[dict],
+    config: dict | None = None,
+    machine: dict[str, str] = ON_CPU,
+    **variables: str,
 ) -> list[list[dict]]:
     """What an engine answers in each turn (see `drive.py`); `variables` of its environment besides."""
     plan = json.dumps({"engine": {"model_path": str(path), **engine}, "turns": turns})
     command = [sys.executable, "-W", "ignore", str(HERE / "drive.py"), plan]
     done = subprocess.run(
         command,
-        env={**environment(config), **variables},
+        env={**environment(config, machine), **variables},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,

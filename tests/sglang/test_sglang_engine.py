@@ -41,6 +41,11 @@ def models(tmp_path_factory):
     return lambda kind: model_path(root, kind)
 
 
+def attention(kind):
+    """The faster one. Latent attention with the dimensions that SGLang's kernels know is none of torch's."""
+    return "triton" if kind == "kda" else "torch_native"
+
+
 @cache
 def plain(path: Path, attention: str = "torch_native"):
     """Answers of SGLang without the plugin, asked twice."""
@@ -62,17 +67,18 @@ def same_tokens(ours, theirs):
 @pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
 def test_standard_decode(models, kind):
     path = models(kind)
-    (answers,) = converse(path, {}, [{"prompts": PROMPTS, "tokens": TOKENS}], {"window": 4})
-    same_tokens(answers, plain(path)[0])
+    engine = {"attention_backend": attention(kind)}
+    (answers,) = converse(path, engine, [{"prompts": PROMPTS, "tokens": TOKENS}], {"window": 4})
+    same_tokens(answers, plain(path, attention(kind))[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
 def test_standard_decode_through_the_kernels(models, kind):
     path = models(kind)
-    config = {"window": 4, "backend": "triton"}
-    (answers,) = converse(path, {}, [{"prompts": PROMPTS, "tokens": TOKENS}], config)
-    same_tokens(answers, plain(path)[0])
+    config, engine = {"window": 4, "backend": "triton"}, {"attention_backend": attention(kind)}
+    (answers,) = converse(path, engine, [{"prompts": PROMPTS, "tokens": TOKENS}], config)
+    same_tokens(answers, plain(path, attention(kind))[0])
 
 
 def two_turns(path, engine, prompt, tokens, config):
@@ -119,8 +125,18 @@ def test_prefix_after_speculation(models, kind):
 
 
 @pytest.mark.slow
+def test_prefix_of_kda(models):
+    """Against SGLang's own answers from its cache: without one it answers a prompt of more than a chunk with NaN here."""
+    turns = [{"prompts": [PROMPTS[0]], "tokens": 10}, {"follow": [77, 78, 79], "tokens": 10}]
+    engine, path = {**TRITON, **NO_BUFFER}, models("kda")
+    (_, alone), (_, cached) = converse(path, engine, turns), converse(path, engine, turns, {"window": 4})
+    assert cached[0]["cached_tokens"] == alone[0]["cached_tokens"] == len(PROMPTS[0]) + 9
+    assert cached[0]["tokens"] == alone[0]["tokens"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("breadth", [1, 3])
-@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
 def test_ngram(models, kind, breadth):
     path = models(kind)
     turns = [{"prompts": PROMPTS, "tokens": TOKENS}, {"again": True, "tokens": TOKENS}]

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 from engine_process import environment, installed, model_path
+from server_process import SERVER, ask, page, serving
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="needs the engine: ci/engines/sglang.sh"),
@@ -22,62 +17,18 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-SERVER = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
 SETTINGS = shlex.split(
     "--load-format dummy --device cpu --dtype float16 --skip-tokenizer-init --attention-backend torch_native "
     "--sampling-backend pytorch --disable-cuda-graph --max-running-requests 4 --max-total-tokens 1024 --context-length 256 "
     "--chunked-prefill-size -1 --random-seed 1 --mem-fraction-static 0.4 --skip-server-warmup --log-level info"
 )
-START_SECONDS = 240
-
-
-def ask(port, prompt, tokens, timeout=300.0):
-    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=timeout) as response:
-        return json.load(response)["output_ids"]
-
-
-def page(port, name):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=30) as response:
-        return response.read().decode()
-
-
-@contextmanager
-def serving(path, log, *flags):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [*SERVER, "--model-path", str(path), *SETTINGS, "--host", "127.0.0.1", "--port", str(port), *flags]
-    with log.open("w") as output:
-        server = subprocess.Popen(command, env=environment(None), stdout=output, stderr=subprocess.STDOUT)
-        try:
-            wait(port, server, log)
-            yield port
-        finally:
-            server.terminate()
-            server.wait(timeout=60)
-
-
-def wait(port, server, log):
-    for _ in range(START_SECONDS):
-        try:
-            page(port, "get_model_info")
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            assert server.poll() is None, log.read_text()[-4000:]
-            time.sleep(1.0)
-        else:
-            return
-    raise AssertionError(log.read_text()[-4000:])
 
 
 def test_flag_log_line_metrics_and_cancelled_requests(tmp_path):
     log = tmp_path / "log.txt"
     flags = ("--replayssm", "exact", "--replayssm-window", "8", "--enable-metrics")
     prompts = [[(7 * i + 3 * j) % 250 + 2 for i in range(6 + j)] for j in range(4)]
-    with serving(model_path(tmp_path, "gdn"), log, *flags) as port:
+    with serving(model_path(tmp_path, "gdn"), log, [*SETTINGS, *flags], environment(None)) as port:
         quiet = [ask(port, prompt, 16) for prompt in prompts]
         with ThreadPoolExecutor(8) as pool:
             gone = [pool.submit(ask, port, prompt, 100, timeout=2.0) for prompt in prompts]

@@ -48,10 +48,10 @@ def selective_state_update(
     weights = (None if dt_bias is None else dt_bias[:, 0], None if D is None else D[:, 0])
     if disable_state_update:
         inputs = _inputs(x, dt, B, C, z, *weights)
-        out.copy_(steps.verify(index, inputs, state_batch_indices, tree_parents(retrieve_parent_token, len(x))))
+        steps.verify(index, inputs, state_batch_indices, tree_parents(retrieve_parent_token, len(x)), out)
         return
     inputs = _inputs(x[:, None], dt[:, None], B[:, None], C[:, None], None if z is None else z[:, None], *weights)
-    out.copy_(steps.decode(index, inputs, state_batch_indices)[:, 0])
+    steps.decode(index, inputs, state_batch_indices, out[:, None])
 
 
 def _inputs(

@@ -57,17 +57,24 @@ def commit(
     linear, layers = backend.linear_attn_backend, session.layers
     last = last_correct_step_indices.long()
     slots = real_slots(linear.forward_metadata.mamba_cache_indices[: len(last)])
+    if mamba_track_indices is None or mamba_steps_to_track is None:
+        _accept(session, linear, slots, last)
+        return
     before = layers.cursors.read("committed", slots)
+    _accept(session, linear, slots, last)
+    steps = mamba_steps_to_track.long()
+    target = torch.where((steps >= 0) & (slots != PAD_SLOT), mamba_track_indices[: len(last)].long(), PAD_SLOT)
+    layers.materialise(slots, target, before + depth_of(steps, session.path))
+    _roll_back(linear, target, steps)
+
+
+def _accept(session: Session, linear: Foreign, slots: Tensor, last: Tensor) -> None:
+    """Rows `slots [B]` go on from token `last [B]` of their verify step."""
     if session.path is None:
-        layers.commit(slots, last + 1)
+        session.layers.commit(slots, last + 1)
     else:
-        layers.commit_path(slots, session.path)
+        session.layers.commit_path(slots, session.path)
     _roll_back(linear, slots, last)
-    if mamba_track_indices is not None and mamba_steps_to_track is not None:
-        steps = mamba_steps_to_track.long()
-        target = torch.where((steps >= 0) & (slots != PAD_SLOT), mamba_track_indices[: len(last)].long(), PAD_SLOT)
-        layers.materialise(slots, target, before + depth_of(steps, session.path))
-        _roll_back(linear, target, steps)
 
 
 def depth_of(steps: Tensor, path: Tensor | None) -> Tensor:

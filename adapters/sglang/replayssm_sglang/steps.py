@@ -25,30 +25,48 @@ class Steps:
         self._plan: StepPlan | None = None
         self._one = torch.ones(1, dtype=torch.int32, device=layers.first.device)
 
-    def decode(self, index: int, inputs: TokenInputs, slots: Tensor) -> Tensor:
-        """Layer `index` of a step of one token a row, accepted at once: outputs `[B, 1, H, V]`."""
-        out = self.verify(index, inputs, slots)
-        if index == len(self.layers) - 1:
-            self.layers.commit(real_slots(slots), self._one.expand(len(slots)))
-        return out
+    def decode(self, index: int, inputs: TokenInputs, slots: Tensor, out: Tensor | None = None) -> Tensor:
+        """Layer `index` of a step of one token a row, accepted at once: outputs `[B, 1, H, V]`, in `out` where given."""
+        plan = self._planned(index, inputs, slots, None)
+        outputs = self.layers[index].run(plan, inputs, out)
+        if self._ended(index, plan):
+            self.layers.commit(plan.slots, self._one.expand(plan.batch))
+        return outputs
 
-    def verify(self, index: int, inputs: TokenInputs, slots: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Layer `index` of a step whose acceptance comes later: outputs `[B, T, H, V]`.
+    def verify(
+        self,
+        index: int,
+        inputs: TokenInputs,
+        slots: Tensor,
+        parents: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Layer `index` of a step whose acceptance comes later: outputs `[B, T, H, V]`, in `out` where given.
 
         Args:
             slots: `[B]` SGLang's, of which 0 and below are padding.
             parents: `[B, T]` draft trees, chains when None; the first token of a row is always its root.
         """
+        plan = self._planned(index, inputs, slots, parents)
+        outputs = self.layers[index].run(plan, inputs, out)
+        self._ended(index, plan)
+        return outputs
+
+    def _planned(self, index: int, inputs: TokenInputs, slots: Tensor, parents: Tensor | None) -> StepPlan:
         if index == 0:
             self._plan = self.layers.first.plan(inputs, real_slots(slots), parents=parents)
         if self._plan is None:
             raise StepError(f"recurrent layer {index} ran before layer 0; the model skips layers, which is not served")
-        out = self.layers[index].run(self._plan, inputs)
-        if index == len(self.layers) - 1:
-            self.layers.first.settle(self._plan)
-            self.layers.record(self._plan)
+        return self._plan
+
+    def _ended(self, index: int, plan: StepPlan) -> bool:
+        """Whether that was the last layer; then the step is settled."""
+        last = index == len(self.layers) - 1
+        if last:
+            self.layers.first.settle(plan)
+            self.layers.record(plan)
             self._plan = None
-        return out
+        return last
 
 
 def real_slots(slots: Tensor) -> Tensor:

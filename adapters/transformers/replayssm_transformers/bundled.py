@@ -8,6 +8,8 @@ from replayssm import InputError
 
 ROOT = Path(__file__).parent / "models"
 NAMES = ("mamba2", "gdn", "kda")
+RECALL = tuple(f"recall-{name}" for name in NAMES)
+"""Smaller ones that were trained on the recall task alone."""
 TEXTS = ("bible", "code")
 
 
@@ -17,7 +19,7 @@ def model_path(name_or_directory: str) -> Path:
     Raises:
         InputError: neither a bundled name nor a directory with a config.json.
     """
-    if name_or_directory in NAMES:
+    if name_or_directory in (*NAMES, *RECALL):
         return ROOT / name_or_directory
     path = Path(name_or_directory)
     if not (path / "config.json").is_file():

@@ -6,9 +6,11 @@ import argparse
 
 from replayssm.cli import Command, eval_state
 from replayssm_transformers.kl import command as eval_kl
+from replayssm_transformers.reads import command as eval_reads
+from replayssm_transformers.recall import command as eval_recall
 
 HELP = "How far a precision preset moves a model's next-token distributions, its state and its answers."
-PARTS: dict[str, Command] = {"kl": eval_kl, "state": eval_state}
+PARTS: dict[str, Command] = {"kl": eval_kl, "reads": eval_reads, "recall": eval_recall, "state": eval_state}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

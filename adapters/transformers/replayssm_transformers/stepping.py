@@ -32,17 +32,26 @@ class Stepper:
             # Recording lets several tokens a step count as decode steps, not as a new piece of prompt.
             self.cache.activate_past_recording()
 
-    @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Append `tokens [B, T]`, all accepted; next-token logits `[B, T, vocabulary]`."""
+        logits = self.append(tokens)
+        self.accept()
+        return logits
+
+    @torch.no_grad()
+    def append(self, tokens: Tensor) -> Tensor:
+        """Append `tokens [B, T]`, which await `accept`; next-token logits `[B, T, vocabulary]`."""
         options: dict[str, Any] = {self._cache_name: self.cache}
         if self._positions:
             where = torch.arange(self._seen, self._seen + tokens.shape[1], device=tokens.device)
             options["position_ids"] = where.expand(len(tokens), -1)
         output = self.model(input_ids=tokens, use_cache=True, **options)
         self._seen += tokens.shape[1]
+        logits: Tensor = output.logits
+        return logits
+
+    def accept(self) -> None:
+        """Accept all tokens that were appended."""
         for layer in self.cache.layers:
             if isinstance(layer, ReplayLayer):
                 layer.crop(0)
-        logits: Tensor = output.logits
-        return logits

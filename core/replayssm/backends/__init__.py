@@ -7,7 +7,9 @@ from functools import cache
 from replayssm.backends.base import Backend
 from replayssm.backends.naive import NaiveBackend
 from replayssm.backends.vectorised import TorchBackend
+from replayssm.capability import CAPABILITIES
 from replayssm.errors import UnsupportedError
+from replayssm.external import backend_module
 
 __all__ = ["Backend", "NaiveBackend", "TorchBackend", "load_backend"]
 
@@ -25,4 +27,7 @@ def load_backend(name: str) -> Backend:
         except ImportError as error:
             raise UnsupportedError(f"backend 'triton' needs Triton 3.6 or newer: {error}") from None
         return TritonBackend()
+    row = CAPABILITIES.get(name)
+    if row is not None and row.external:
+        return backend_module(name).make_backend()
     return NaiveBackend() if name == "naive" else TorchBackend()

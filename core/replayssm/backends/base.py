@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,6 +52,15 @@ class Backend(Protocol):
 
     def compact(self, layer: LayerState, slots: Tensor, first: Tensor, path: Tensor) -> None:
         """Make the tokens of an accepted tree path `[n, P]` the first new records from ring position `first [n]`."""
+        ...
+
+
+@runtime_checkable
+class WritesOutputs(Protocol):
+    """A backend that can write the outputs of a step where the engine wants them."""
+
+    def step_into(self, layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Tensor) -> None:
+        """As `Backend.step`, its outputs in `out [B, T, H, V]`, contiguous, of any float dtype."""
         ...
 
 

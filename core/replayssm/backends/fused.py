@@ -22,6 +22,10 @@ class TritonBackend:
         """See `Backend.step`."""
         return launch_step(layer, plan, inputs)
 
+    def step_into(self, layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Tensor) -> None:
+        """See `WritesOutputs.step_into`."""
+        launch_step(layer, plan, inputs, out)
+
     def fold(self, layer: LayerState, slots: Tensor, origin: Tensor, count: Tensor) -> Tensor:
         """See `Backend.fold`."""
         return launch_fold(layer, slots, origin, count)

@@ -55,14 +55,16 @@ def run(args: argparse.Namespace) -> int:
     meta = circumstances(device, args.ref) | {"torch_device": args.device, "backend": args.backend, "seconds": 0.0}
     rows, started = [], time.perf_counter()
     for setup in setups:
-        found = list(drift(setup, variants(presets, setup.recurrence), marks))
-        kind = str(setup.recurrence.kind)
-        print("\n".join([f"{kind}, {_geometry(setup)}", *_table(found), ""]), flush=True)
-        rows += [{"layer": kind, **asdict(error)} for error in found]
-        meta["seconds"] = round(time.perf_counter() - started, 1)
+        kind, found = str(setup.recurrence.kind), []
         meta["geometry"] = _geometry(setup)
-        if args.json is not None:
-            write_json(args.json, {"meta": meta, "rows": rows})
+        # Long runs are sometimes interrupted: what is known by then is in the file.
+        for error in drift(setup, variants(presets, setup.recurrence), marks):
+            found.append(error)
+            rows.append({"layer": kind, **asdict(error)})
+            meta["seconds"] = round(time.perf_counter() - started, 1)
+            if args.json is not None:
+                write_json(args.json, {"meta": meta, "rows": rows})
+        print("\n".join([f"{kind}, {_geometry(setup)}", *_table(found), ""]), flush=True)
     return 0
 
 

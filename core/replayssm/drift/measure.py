@@ -38,7 +38,11 @@ class Error:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the policies are run on; `window` at most 65, so that a window is two steps."""
+    """What the policies are run on.
+
+    Attributes:
+        draft: tokens of a step; 0 for the two steps that do what W steps of one token do (see `drift`).
+    """
 
     recurrence: Recurrence
     rows: int = 4
@@ -47,6 +51,15 @@ class Setup:
     backend: str = "torch"
     device: torch.device = torch.device("cpu")
     seed: int = 0
+    draft: int = 0
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """First token and end of each step of a window."""
+        if self.draft:
+            starts = range(0, self.window, self.draft)
+            return [(start, min(start + self.draft, self.window)) for start in starts]
+        return [(0, 1), (1, self.window)][: self.window]
 
 
 def variants(presets: Mapping[str, PrecisionPolicy], recurrence: Recurrence) -> dict[str, PrecisionPolicy]:
@@ -62,13 +75,14 @@ def drift(setup: Setup, policies: Mapping[str, PrecisionPolicy], marks: Sequence
     """Errors of every policy after each of `marks` tokens, as they come.
 
     A window is a step of one token, which flushes the one before, and a step of the others, which reads what steps that
-    do not flush read: as W steps of one token.
+    do not flush read: as W steps of one token. With a draft it is steps of that many tokens, all accepted.
 
     Raises:
-        InputError: a mark that is not a whole number of windows, or a window beyond 65.
+        InputError: a mark that is not a whole number of windows, or a window whose second step is too long.
         UnsupportedError: a policy that the backend does not serve.
     """
-    if any(mark % setup.window or mark < 1 for mark in marks) or setup.window - 1 > MAX_DRAFT:
+    longest = max(stop - start for start, stop in setup.parts)
+    if any(mark % setup.window or mark < 1 for mark in marks) or longest > MAX_DRAFT:
         raise InputError(
             f"steps={list(marks)} must be multiples of the window, {setup.window}, of at most {MAX_DRAFT + 1}"
         )
@@ -78,7 +92,7 @@ def drift(setup: Setup, policies: Mapping[str, PrecisionPolicy], marks: Sequence
     truth = torch.zeros(shape, dtype=torch.float64, device=setup.device)
     for done in range(setup.window, max(marks) + 1, setup.window):
         new = tokens.next(setup.window)
-        outputs = {name: _window(state, new) for name, state in states.items()}
+        outputs = {name: _window(setup, state, new) for name, state in states.items()}
         true_outputs, truth = run_recurrence(setup.recurrence, truth, new, tokens.A)
         if done in marks:
             for name, state in states.items():
@@ -102,14 +116,12 @@ def _state(setup: Setup, policy: PrecisionPolicy, tokens: Tokens) -> ReplayState
     return state
 
 
-def _window(state: ReplayState, new: TokenInputs) -> Tensor:
+def _window(setup: Setup, state: ReplayState, new: TokenInputs) -> Tensor:
     slots = torch.arange(new.batch, device=new.v.device)
     outputs = []
-    for part in (slice(0, 1), slice(1, new.draft)):
-        inputs = select(new, slice(None), part)
-        if inputs.draft:
-            outputs.append(state.verify(inputs, slots))
-            state.commit(inputs.draft)
+    for start, stop in setup.parts:
+        outputs.append(state.verify(select(new, slice(None), slice(start, stop)), slots))
+        state.commit(stop - start)
     return torch.cat(outputs, dim=1)
 
 

@@ -136,8 +136,7 @@ def store_nibbles(b_s, p_copy, p_block_scale, p_scale, o_v, V: tl.constexpr, K: 
     N: tl.constexpr = b_s.shape[0]
     b_live = o_v < V
     b_blocks = tl.reshape(b_s, [N, K // 16, 16])
-    # As in `formats`: what a scale that rounds up still decodes to is finite.
-    b_max = tl.minimum(tl.max(tl.abs(b_blocks), axis=2), 2.0**126) / 6.0
+    b_max = tl.max(tl.abs(b_blocks), axis=2) / 6.0
     scale = tl.max(tl.max(b_max, axis=1), axis=0) / 448.0
     b_scale = tl.minimum(b_max / tl.where(scale > 0.0, scale, 1.0), 448.0)
     b_scale = round_to_grid(b_scale, 0.0, 3, -6, False)

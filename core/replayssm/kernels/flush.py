@@ -11,7 +11,7 @@ import triton.language as tl
 
 from replayssm.kernels.copies import head_pointers, store_copy
 from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
-from replayssm.kernels.matrix import load_tile, store_tile
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile
 from replayssm.kernels.ring import history_rows, load_units, load_values
 from replayssm.kernels.tile import tile_rows
 
@@ -60,7 +60,7 @@ def fold_kernel(
     SCALED: tl.constexpr = SOURCE_FORMAT == "fp8"
     if count == 0:
         for i in tl.static_range(K // C):
-            b_s = load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED)
+            b_s = saturate(load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED), LARGEST)
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
             store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
     else:
@@ -88,7 +88,7 @@ def fold_kernel(
         b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32)
         b_value = fold_values(
             p_from, p_from_scale, o_v, b_value, p_key + o_hist * K, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
-            b_seen, V, K, C, E, SCALED, CHANNEL, EXACT, DOT,
+            b_seen, V, K, E, SCALED, CHANNEL, EXACT, DOT,
         )  # fmt: skip
         for i in tl.static_range(K // C):
             b_s = fold_columns(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.matrix import load_tile
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate
 from replayssm.kernels.primitives import dot_exact, solve_unit_lower
 from replayssm.kernels.ring import channel_decay, head_decay, history_rows, load_keys
 from replayssm.kernels.tile import flat, load_rows
@@ -101,14 +101,15 @@ def load_window(
 @triton.jit
 def fold_values(
     p_state, p_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight, b_seen,
-    V: tl.constexpr, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, CHANNEL: tl.constexpr,
-    EXACT: tl.constexpr, DOT: tl.constexpr,
+    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """w_j u_j `[BV, J]` of rows `o_v` of a stored state, from values `[BV, J]`.
 
     Values are those of the ring of raw values for EXACT, else of u (delta rule) or x (Mamba-2). p_keys: where the
-    records' keys are, `[J]`.
+    records' keys are, `[J]`. Its sums over k go by the same columns whatever else is stored, so that bits are the same.
     """
+    C: tl.constexpr = K if CHANNEL else min(K, max(32, 4 * E))
     b_u = b_value
     if EXACT:
         b_read = tl.zeros_like(b_value)
@@ -131,4 +132,4 @@ def fold_columns(
     b_s = load_tile(p_state, p_scale, o_v, column, V, K, C, E, SCALED)
     # Keys that decay by channel are not exact in TF32, whatever the activations.
     b_keys = b_aged if CHANNEL else flat(load_rows(p_keys + column, b_live, C, E))
-    return dot_exact(b_values, b_keys, b_s * tl.exp(whole), "tf32x3" if CHANNEL else DOT)
+    return saturate(dot_exact(b_values, b_keys, b_s * tl.exp(whole), "tf32x3" if CHANNEL else DOT), LARGEST)

@@ -26,9 +26,10 @@ from replayssm.kernels.tiles import choose_tiles
 from replayssm.layer import LayerState
 
 
-def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> Tensor:
-    """Run one step; outputs `[B, T, H, V]` in the dtype of v."""
-    out = torch.empty_like(inputs.v, memory_format=torch.contiguous_format)
+def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Tensor | None = None) -> Tensor:
+    """Run one step; outputs `[B, T, H, V]` into `out`, contiguous, or new ones in the dtype of v."""
+    if out is None:
+        out = torch.empty_like(inputs.v, memory_format=torch.contiguous_format)
     if not len(plan.rows):
         return out
     recurrence = layer.layout.recurrence

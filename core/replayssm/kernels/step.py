@@ -14,7 +14,7 @@ import triton.language as tl
 
 from replayssm import inputs
 from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile, store_copy
-from replayssm.kernels.finish import finish_tile, store_zeros
+from replayssm.kernels.finish import finish_tile, load_new, store_zeros
 from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
 from replayssm.kernels.matrix import store_tile
 from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
@@ -170,8 +170,9 @@ def step_kernel(
             b_value = load_values(p_raw if EXACT else p_value, origin, committed, first_row, V, V, R, J, FOLD_ROWS)
             b_value = fold_values(
                 p_state, p_scale, o_v, b_value.to(tl.float32), p_keys, b_committed, b_seen_weight, b_beta, b_inverse,
-                b_weight, b_start_key, V, K, C, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
+                b_weight, b_start_key, V, K, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
             )  # fmt: skip
+            b_new = load_new(p_v, sv_t, first_row, V, length, V, T, BT, BX, FOLD_ROWS)
             b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
             for c in tl.static_range(K // C):
                 b_s = fold_columns(
@@ -183,8 +184,8 @@ def step_kernel(
                 b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))
                 b_read = tl.dot(b_s, tl.trans(b_x_columns), b_read, input_precision=DOT)
             finish_tile(
-                b_read * b_column[None, :], b_scores, b_solve, b_step, p_v, p_z, p_skip, p_out, p_value, p_raw,
-                sv_t, sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
+                b_read * b_column[None, :], b_new, b_scores, b_solve, b_step, p_z, p_skip, p_out, p_value, p_raw,
+                sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
     else:
         # The first tile is on its way while the history is read; histories by channel need the registers themselves.
@@ -209,6 +210,7 @@ def step_kernel(
         b_factor = load_factors(p_read_scale, first + tile_rows(BV), V, READ)
         for i in range(TILES):
             first_row = first + i * BV
+            b_new = load_new(p_v, sv_t, first_row, V, length, V, T, BT, BX, BV)
             b_read = read_tile(b_stored, b_block_scale, b_read_x, BX, ER, P, READ, DOT)
             o_n += BV * P
             end = tl.where(i + 1 < TILES, V, 0)
@@ -218,7 +220,7 @@ def step_kernel(
             b_read *= (b_factor * state_decay)[:, None]
             b_read = tl.dot(b_u.to(tl.float32), b_reach, b_read, input_precision=DOT) * b_column[None, :]
             finish_tile(
-                b_read, b_scores, b_solve, b_step, p_v, p_z, p_skip, p_out, p_value, p_raw,
-                sv_t, sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
+                b_read, b_new, b_scores, b_solve, b_step, p_z, p_skip, p_out, p_value, p_raw,
+                sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
             b_u, b_factor = b_next_u, b_next_factor

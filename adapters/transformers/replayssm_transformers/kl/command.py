@@ -60,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="float32", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: float32)"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    parser.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results here, again and again as they come"
     )

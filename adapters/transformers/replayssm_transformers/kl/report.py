@@ -48,7 +48,7 @@ class Facts:
 def facts_of(settings: Settings, subject: Subject, layers: dict[str, list[str]]) -> Facts:
     """The circumstances of a run."""
     rows, length = subject.tokens.shape
-    meta = circumstances(torch.device(settings.device))
+    meta = circumstances(torch.device(settings.device), settings.ref)
     meta["versions"]["transformers"] = installed("transformers")
     meta |= {
         "model": str(settings.path),

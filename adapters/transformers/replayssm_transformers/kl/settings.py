@@ -47,6 +47,7 @@ class Settings:
     backend: str
     dtype: str
     threads: int | None
+    ref: str | None
     json: Path | None
     plot: Path | None
 
@@ -87,7 +88,7 @@ def check_arguments(args: argparse.Namespace) -> Settings:
     )
 
 
-_AS_GIVEN = ("length", "rows", "window", "device", "backend", "dtype", "threads", "json", "plot")
+_AS_GIVEN = ("length", "rows", "window", "device", "backend", "dtype", "threads", "ref", "json", "plot")
 
 
 def check_policies(model: Any, settings: Settings) -> dict[str, list[str]]:  # noqa: ANN401

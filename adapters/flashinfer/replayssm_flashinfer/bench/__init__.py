@@ -1,0 +1,1 @@
+"""`replayssm bench flashinfer`: one function, two implementations, one run."""

@@ -1,0 +1,278 @@
+"""FlashInfer's Gated DeltaNet functions on rings of corrections, with its signatures, over our kernels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from replayssm.inputs import TokenInputs
+from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_tokens, check_ucache
+from replayssm_flashinfer.ops import ucache_fold_op, ucache_step_op
+from replayssm_flashinfer.plan import RingCursors
+from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.ucache import UCache
+
+WINDOW = 16
+"""Records of a window, whatever the ring holds."""
+
+
+def gated_delta_rule_mtp_ucache_flush(
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    softplus_beta: float = 1.0,
+    softplus_threshold: float = 20.0,
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    b: Tensor | None = None,
+    initial_state_source: Tensor | None = None,
+    initial_state_indices: Tensor | None = None,
+    output_state_indices: Tensor | None = None,
+    intermediate_states_buffer: Tensor | None = None,
+    accepted_steps: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    disable_state_update: bool = False,
+    use_qk_l2norm_in_kernel: bool = True,
+    scale: float | None = None,
+    output: Tensor | None = None,
+    disable_output: bool = False,
+    recovery_steps: int = 0,
+    k_cache: Tensor | None = None,
+    u_cache: Tensor | None = None,
+    g_cache: Tensor | None = None,
+    hist_len: Tensor | None = None,
+    cache_base: Tensor | None = None,
+    flush_min: int | None = None,
+    restart_hist_on_flush: bool = True,
+    pdl_trigger: bool = False,
+    backend: str = "auto",
+    stochastic_rounding: str | None = None,
+    rand_seed: Tensor | None = None,
+    philox_rounds: int = 10,
+) -> Tensor:
+    """A GDN step on a checkpoint and a ring of corrections: T new tokens a row, a fold where `hist_len ≥ flush_min`.
+
+    New records go to ring rows `(cache_base + hist_len + t) % R`. After acceptance the caller moves the cursors: folded,
+    `cache_base += hist_len` (modulo R) and `hist_len = accepted`; else `hist_len += accepted`.
+
+    Args:
+        A_log: `[HV]`. a, b: `[B, T, HV]` logits of decay and β. dt_bias: `[HV]`.
+        q, k: `[B, T, H, K]`. v: `[B, T, HV, V]`; bf16, fp16 or fp32; K 16 to 256, T 1 to 16.
+        initial_state_source: `[S, HV, V, K]` fp32, bf16 or fp16; slot stride free, as of all rings.
+        initial_state_indices: `[B]` slots, row b's own where None; −1, a slot out of range, and the later of two rows with
+            one slot are padding: they change nothing, and their outputs are zeros.
+        k_cache: `[S, H, R, K]` normalised keys. u_cache: `[S, HV, R, V]`. g_cache: `[S, HV, R]` fp32, log decay from the
+            checkpoint on. R is 32 in FlashInfer; any R that holds a window and T serves.
+        hist_len: `[B]` int32, 0 to 16. cache_base: `[B]` int32, row 0 where None.
+        flush_min: 1 to 17 − T, which is the default.
+        restart_hist_on_flush: move the cursors of rows that folded, in place, with nothing accepted; reads them on the host
+            first, except while a CUDA graph is captured.
+        scale: on q, K ** −0.5 where None. output: `[B, T, HV, V]`, new where None.
+        stochastic_rounding: None, "none", or "philox" with `rand_seed`, for an fp16 state.
+        disable_state_update, pdl_trigger, backend, philox_rounds: FlashInfer's; without effect.
+
+    Returns:
+        Outputs `[B, T, HV, V]`.
+
+    Raises:
+        RefusedError: an argument out of contract. UnsupportedError: a flag that FlashInfer's function does not serve either.
+    """
+    check_flags(
+        softplus_beta, softplus_threshold, recovery_steps, disable_output,
+        output_state_indices=output_state_indices, intermediate_states_buffer=intermediate_states_buffer,
+        accepted_steps=accepted_steps, ssm_state_indices=ssm_state_indices,
+    )  # fmt: skip
+    check(backend in ("auto", "umma", "hmma"), f"backend={backend!r} must be 'auto', 'umma' or 'hmma'")
+    tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
+    memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache)
+    check(hist_len is not None, "hist_len is missing: [B] int32")
+    assert hist_len is not None
+    draft = tokens.draft
+    if flush_min is None:
+        flush_min = WINDOW - draft + 1
+    check(
+        1 <= flush_min <= WINDOW - draft + 1,
+        f"flush_min={flush_min} must be in [1, {WINDOW - draft + 1}] for T={draft}: a row must append or fold",
+    )
+    check(memory.rows >= WINDOW + draft, f"rings of {memory.rows} rows; T={draft} needs at least {WINDOW + draft}")
+    if restart_hist_on_flush:
+        check(
+            cache_base is not None,
+            "restart_hist_on_flush=True moves cursors in place and needs a caller-owned cache_base; keep an int32 [B] "
+            "tensor, or pass restart_hist_on_flush=False and move them yourself",
+        )
+    base = torch.zeros_like(hist_len) if cache_base is None else cache_base
+    check_cursors(hist_len, base, tokens.batch, WINDOW, memory.rows, in_place=restart_hist_on_flush)
+    out = _step(
+        memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), flush_min - 1 + draft,
+        use_qk_l2norm_in_kernel, scale, _seed(stochastic_rounding, rand_seed), output, A_log, dt_bias,
+    )  # fmt: skip
+    if restart_hist_on_flush:
+        folded = hist_len >= flush_min
+        base.copy_((base + hist_len * folded) % memory.rows)
+        hist_len.masked_fill_(folded, 0)
+    return out
+
+
+def gated_delta_rule_mtp_ucache(
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    softplus_beta: float = 1.0,
+    softplus_threshold: float = 20.0,
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    b: Tensor | None = None,
+    initial_state_source: Tensor | None = None,
+    initial_state_indices: Tensor | None = None,
+    output_state_indices: Tensor | None = None,
+    intermediate_states_buffer: Tensor | None = None,
+    accepted_steps: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    disable_state_update: bool = False,
+    use_qk_l2norm_in_kernel: bool = True,
+    scale: float | None = None,
+    output: Tensor | None = None,
+    disable_output: bool = False,
+    recovery_steps: int = 0,
+    k_cache: Tensor | None = None,
+    u_cache: Tensor | None = None,
+    g_cache: Tensor | None = None,
+    hist_len: Tensor | None = None,
+    use_pdl: bool = False,
+) -> Tensor:
+    """A GDN step that never folds, on a flat ring: history in rows `[0, hist_len)`, new records from `hist_len` on.
+
+    Args as of `gated_delta_rule_mtp_ucache_flush`; `hist_len + T` must not be above the ring's rows. As in FlashInfer the
+    activations are bf16; the state may be fp32, bf16 or fp16. `use_pdl` is without effect.
+
+    Returns:
+        Outputs `[B, T, HV, V]`.
+
+    Raises:
+        RefusedError: an argument out of contract. UnsupportedError: a flag that FlashInfer's function does not serve either.
+    """
+    check_flags(
+        softplus_beta, softplus_threshold, recovery_steps, disable_output,
+        output_state_indices=output_state_indices, intermediate_states_buffer=intermediate_states_buffer,
+        accepted_steps=accepted_steps, ssm_state_indices=ssm_state_indices,
+    )  # fmt: skip
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a), ("b", b)):
+        dtype = None if tensor is None else tensor.dtype
+        check(
+            dtype == torch.bfloat16,
+            f"{name}.dtype={dtype}: this function is bf16-only; the flush function takes others",
+        )
+    tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
+    memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache)
+    check(hist_len is not None, "hist_len is missing: [B] int32")
+    assert hist_len is not None
+    least = 2 * tokens.draft
+    check(memory.rows >= least, f"rings of {memory.rows} rows; T={tokens.draft} needs at least {least}")
+    base = torch.zeros_like(hist_len)
+    check_cursors(hist_len, base, tokens.batch, memory.rows, memory.rows, in_place=False)
+    return _step(
+        memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), 2 * memory.rows,
+        use_qk_l2norm_in_kernel, scale, None, output, A_log, dt_bias,
+    )  # fmt: skip
+
+
+def gdn_prefix_materialize(
+    state: Tensor,
+    src_slots: Tensor,
+    dst_slots: Tensor,
+    k_cache: Tensor,
+    u_cache: Tensor,
+    g_cache: Tensor,
+    cache_base: Tensor,
+    count: Tensor,
+    active_request_indices: Tensor | None = None,
+    num_active: Tensor | None = None,
+    *,
+    min_blocks_per_mp: int = 8,
+) -> Tensor:
+    """Write the states of `src_slots` after `count` records to `dst_slots`; source and rings are only read.
+
+    Args:
+        state, k_cache, u_cache, g_cache: as of `gated_delta_rule_mtp_ucache_flush`.
+        src_slots, dst_slots, cache_base, count: `[B]` int32. A request with a slot below 0, or a count below 0 or above
+            16, is left out; 0 copies the state.
+        active_request_indices: `[B]` int32, the requests that are meant, −1 elsewhere; all where None.
+        num_active: `[1]` int32, how many of those entries count; all where None.
+        min_blocks_per_mp: FlashInfer's tuning; without effect.
+
+    Returns:
+        state.
+
+    Raises:
+        RefusedError: an argument out of contract; nothing was written.
+    """
+    check(state.dim() == 4, f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
+    memory = check_ucache(None, state, k_cache, u_cache, g_cache)
+    check(memory.rows >= WINDOW, f"rings of {memory.rows} rows; expected at least {WINDOW}")
+    batch = len(src_slots)
+    for name, tensor in (
+        ("src_slots", src_slots),
+        ("dst_slots", dst_slots),
+        ("cache_base", cache_base),
+        ("count", count),
+    ):
+        check(
+            tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,),
+            f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32",
+        )
+    wanted = (count >= 0) & (count <= WINDOW) & (src_slots >= 0) & (dst_slots >= 0)
+    if active_request_indices is not None:
+        check(
+            active_request_indices.dtype == torch.int32 and tuple(active_request_indices.shape) == (batch,),
+            f"active_request_indices must be ({batch},) int32",
+        )
+        wanted = wanted & _active(active_request_indices, num_active)
+    source, target = (torch.where(wanted, x, -1) for x in (src_slots, dst_slots))
+    origin, wanted_count = cache_base % memory.rows, torch.where(wanted, count, 0)
+    ucache_fold_op(state, k_cache, u_cache, g_cache, source, target, origin, wanted_count)
+    return state
+
+
+def _active(indices: Tensor, number: Tensor | None) -> Tensor:
+    """`[B]` bool, whether each request is listed among the first `number`."""
+    batch, place = len(indices), torch.arange(len(indices), device=indices.device)
+    listed = (indices >= 0) & (indices < batch)
+    if number is not None:
+        check(number.dtype == torch.int32 and number.numel() == 1, "num_active must be a one-element int32 tensor")
+        listed = listed & (place < number)
+    return ((indices[None, :] == place[:, None]) & listed[None, :]).any(1)
+
+
+def _seed(mode: str | None, seed: Tensor | None) -> Tensor | None:
+    check(mode in (None, "none", "philox"), f"stochastic_rounding={mode!r} is not served; 'philox' is")
+    if mode != "philox":
+        return None
+    check(
+        seed is not None and seed.dtype == torch.int64 and seed.numel() == 1,
+        "stochastic_rounding='philox' needs rand_seed, one int64 on the device",
+    )
+    return seed
+
+
+def _step(
+    memory: UCache, tokens: TokenInputs, cursors: RingCursors, limit: int, l2norm: bool, scale: float | None,
+    seed: Tensor | None, output: Tensor | None, A_log: Tensor, dt_bias: Tensor,
+) -> Tensor:  # fmt: skip
+    into = torch.empty_like(tokens.v, memory_format=torch.contiguous_format)
+    if output is not None:
+        check(output.shape == tokens.v.shape, f"output is {tuple(output.shape)}; expected {tuple(tokens.v.shape)}")
+        into = output if output.is_contiguous() else into
+    ucache_step_op(
+        memory.state, memory.k, memory.u, memory.g, into, cursors.slots, cursors.start, cursors.live, tokens.q, tokens.k,
+        tokens.v, tokens.gate, tokens.beta, A_log, dt_bias, limit, l2norm,
+        1.0 / math.sqrt(tokens.k.shape[-1]) if scale is None else scale,
+        seed if memory.state.dtype is torch.float16 else None,
+    )  # fmt: skip
+    if output is not None and into is not output:
+        output.copy_(into)
+    return into if output is None else output

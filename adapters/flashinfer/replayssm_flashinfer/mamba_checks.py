@@ -1,0 +1,207 @@
+"""What `checkpointing_ssu` refuses: FlashInfer's own limits, and what it would read or write wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from replayssm_flashinfer.refusals import check
+
+LONGEST = 16
+STATES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8",
+    torch.int8: "int8",
+}
+QUANTISED = (torch.int8, torch.float8_e4m3fn)
+ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
+STATE_SIZES = (16, 32, 64, 128, 256)
+
+
+def check_window(rows: int, draft: int, *, long_window: bool) -> int:
+    """W of a ring of L rows for steps of T tokens: L − T.
+
+    Raises:
+        RefusedError: T below 1, W below T, or W above 16 unless `long_window`.
+    """
+    window = rows - draft
+    check(draft >= 1, f"T={draft} new tokens; a step needs at least 1")
+    check(
+        long_window or window <= LONGEST,
+        f"checkpointing_ssu supports at most {LONGEST} cache tokens (max_window = L - T = {rows} - {draft} = {window}); "
+        "make x_cache, B_cache and dt_cache shorter, or pass long_window=True, which FlashInfer's own kernel has not",
+    )
+    check(
+        draft <= window,
+        f"T={draft} new tokens must be <= max_window = L - T = {window}; give the rings at least {2 * draft} rows",
+    )
+    return window
+
+
+def check_memory(
+    state: Tensor,
+    x_cache: Tensor,
+    B_cache: Tensor,
+    dt_cache: Tensor,
+    ring_start: Tensor,
+    prev_num_accepted_tokens: Tensor,
+    state_scale: Tensor | None,
+) -> None:
+    """State, rings and cursors: shapes, dtypes, strides.
+
+    Raises:
+        RefusedError: one of them is not as FlashInfer's contract says.
+    """
+    check(state.dim() == 4, f"state is {tuple(state.shape)}; expected [slots, nheads, dim, dstate]")
+    check(state.dtype in STATES, f"state.dtype={state.dtype} is not served; expected one of {_names(STATES)}")
+    slots, heads, dim, dstate = state.shape
+    check(dstate in STATE_SIZES, f"dstate={dstate} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
+    check(x_cache.dim() == 4, f"x_cache is {tuple(x_cache.shape)}; expected [slots, nheads, L, dim]")
+    check(B_cache.dim() == 4, f"B_cache is {tuple(B_cache.shape)}; expected [slots, ngroups, L, dstate]")
+    rows, groups = x_cache.shape[2], B_cache.shape[1]
+    check(groups > 0 and heads % groups == 0, f"nheads={heads} must be divisible by ngroups={groups}")
+    activation = x_cache.dtype
+    check(activation in ACTIVATIONS, f"x_cache.dtype={activation} is not served; expected {_names(ACTIVATIONS)}")
+    for name, tensor, shape, dtype in (
+        ("x_cache", x_cache, (slots, heads, rows, dim), activation),
+        ("B_cache", B_cache, (slots, groups, rows, dstate), activation),
+        ("dt_cache", dt_cache, (slots, heads, rows), torch.float32),
+        ("ring_start", ring_start, (slots,), torch.int32),
+        ("prev_num_accepted_tokens", prev_num_accepted_tokens, (slots,), torch.int32),
+    ):
+        _check_tensor(name, tensor, shape, dtype, state.device)
+    _check_inner("state", state)
+    if state.dtype in QUANTISED:
+        check(
+            state_scale is not None,
+            f"state.dtype={state.dtype} requires a state_scale tensor of shape (cache, nheads, dim) = "
+            f"{(slots, heads, dim)} and dtype float32",
+        )
+        assert state_scale is not None
+        _check_tensor("state_scale", state_scale, (slots, heads, dim), torch.float32, state.device)
+        _check_inner("state_scale", state_scale)
+    else:
+        check(state_scale is None, f"state_scale must be None for state.dtype={state.dtype}, which needs no scales")
+
+
+def check_tokens(
+    state: Tensor, x_cache: Tensor, groups: int, tensors: Mapping[str, Tensor | None], batch: int, draft: int
+) -> None:
+    """What a step brings: x, out, z, dt, B, C, A, D and dt_bias.
+
+    Args:
+        batch, draft: B and T as the tensors have them, 1 and all tokens in a packed batch.
+
+    Raises:
+        RefusedError: one of them is not as FlashInfer's contract says.
+    """
+    _, heads, dim, dstate = state.shape
+    head, group = (batch, draft, heads, dim), (batch, draft, groups, dstate)
+    shapes: dict[str, tuple[int, ...]] = {"x": head, "out": head, "z": head, "dt": head, "B": group, "C": group}
+    shapes |= {"A": (heads, dim, dstate), "D": (heads, dim), "dt_bias": (heads, dim)}
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            dtype = x_cache.dtype if name in ("x", "B", "C") else None
+            _check_tensor(name, tensor, shapes[name], dtype, state.device)
+    for name, axes in (("dt", (3,)), ("A", (1, 2)), ("dt_bias", (1,))):
+        tensor = tensors[name]
+        tied = tensor is None or all(tensor.stride(axis) == 0 or tensor.shape[axis] == 1 for axis in axes)
+        check(
+            tied,
+            f"{name} must be one number a head, expanded (stride 0 in its last {len(axes)} dimensions); got strides "
+            f"{() if tensor is None else tensor.stride()}",
+        )
+    D, bias = tensors["D"], tensors["dt_bias"]
+    if D is not None and bias is not None:
+        check(D.dtype == bias.dtype, f"D.dtype ({D.dtype}) and dt_bias.dtype ({bias.dtype}) must match")
+
+
+def check_rows(
+    state: Tensor, state_batch_indices: Tensor | None, cu_seqlens: Tensor | None, x: Tensor, max_seqlen: int | None
+) -> tuple[int, int]:
+    """Rows and new tokens of a step: (B, T).
+
+    Raises:
+        RefusedError: a packed batch that is not described, or an index tensor of another shape or dtype.
+    """
+    check(x.dim() == 4, f"x is {tuple(x.shape)}; expected [batch, T, nheads, dim], or [1, tokens, …] with cu_seqlens")
+    if cu_seqlens is None:
+        check(max_seqlen is None, "max_seqlen is only valid with cu_seqlens; T is x.shape[1] without")
+        batch, draft = x.shape[:2]
+    else:
+        check(x.shape[0] == 1, f"with cu_seqlens x must be (1, total_tokens, nheads, dim), got {tuple(x.shape)}")
+        check(
+            cu_seqlens.dim() == 1 and cu_seqlens.dtype == torch.int32 and len(cu_seqlens) > 0,
+            f"cu_seqlens must be a 1D int32 tensor of batch + 1 numbers, got {tuple(cu_seqlens.shape)} "
+            f"{cu_seqlens.dtype}",
+        )
+        check(
+            max_seqlen is not None, "cu_seqlens requires max_seqlen: L = max_window + max_seqlen is ambiguous without"
+        )
+        batch, draft = len(cu_seqlens) - 1, max_seqlen or 0
+    if state_batch_indices is None:
+        check(batch <= len(state), f"{batch} rows without state_batch_indices, and state has {len(state)} slots")
+    else:
+        check(
+            state_batch_indices.shape == (batch,) and state_batch_indices.dtype in (torch.int32, torch.int64),
+            f"state_batch_indices must be ({batch},) int32 or int64, got {tuple(state_batch_indices.shape)} "
+            f"{state_batch_indices.dtype}",
+        )
+    return batch, draft
+
+
+def check_seed(rand_seed: Tensor | None, philox_rounds: int) -> None:
+    """The seed of stochastic rounding.
+
+    Raises:
+        RefusedError: not one int64 number, or no rounds.
+    """
+    if rand_seed is not None:
+        check(rand_seed.numel() == 1, f"rand_seed must be single-element, got {rand_seed.numel()}")
+        check(rand_seed.dtype == torch.int64, f"rand_seed must be int64, got {rand_seed.dtype}")
+        check(philox_rounds > 0, f"philox_rounds must be > 0 with rand_seed, got {philox_rounds}")
+
+
+def check_scratch(scratch: Mapping[str, Tensor | None], algorithm: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Scratch that our kernels do not need: all of it or none, and of the size that FlashInfer's would.
+
+    Raises:
+        RefusedError: some of it is missing or too small, or an algorithm is unknown.
+    """
+    names = ("auto", "monolith", "two-kernel")
+    check(algorithm in names, f"algorithm={algorithm!r} must be one of {', '.join(names)}")
+    given = [name for name, tensor in scratch.items() if tensor is not None]
+    check(
+        len(given) in (0, len(scratch)),
+        f"{', '.join(scratch)} must be provided together; got {', '.join(given)} alone",
+    )
+    check(algorithm != "two-kernel" or bool(given), "algorithm='two-kernel' requires cb_scaled, cumAdt_vec and cb_old")
+    for name in given:
+        tensor, shape = scratch[name], shapes[name]
+        fits = (
+            tensor is not None
+            and tensor.dim() == len(shape)
+            and all(have >= need for have, need in zip(tensor.shape, shape, strict=True))
+        )
+        check(fits, f"{name} is {None if tensor is None else tuple(tensor.shape)}; expected at least {shape}")
+
+
+def _check_tensor(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device
+) -> None:
+    wrong = tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype)
+    check(not wrong, f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {shape} {dtype or ''}".rstrip())
+    check(tensor.device == device, f"{name} is on {tensor.device}; state is on {device}")
+
+
+def _check_inner(name: str, tensor: Tensor) -> None:
+    dense = not len(tensor) or tensor[0].is_contiguous()
+    check(dense, f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+
+
+def _names(dtypes: object) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)  # type: ignore[attr-defined]

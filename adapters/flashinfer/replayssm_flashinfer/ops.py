@@ -1,0 +1,199 @@
+"""The steps as torch custom operators, so that `torch.compile` and export see one opaque call that mutates its arguments.
+
+Public functions check and call these; a compiled graph keeps them whole. Fakes do nothing: every output is an argument.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from replayssm.inputs import RawGate, TokenInputs
+from replayssm_flashinfer.delta_step import DeltaMemory, step_delta
+from replayssm_flashinfer.mamba_step import gate_inputs, step_mamba
+from replayssm_flashinfer.materialize_launch import launch_materialize
+from replayssm_flashinfer.plan import RingCursors, plan_step
+from replayssm_flashinfer.ucache import UCache, fold_ucache, step_ucache
+
+
+@torch.library.custom_op(
+    "replayssm::checkpointing_ssu",
+    mutates_args=(
+        "state", "x_cache", "B_cache", "dt_cache", "out", "state_scale", "read_copy", "read_copy_block_scale",
+        "read_copy_scale",
+    ),
+)  # fmt: skip
+def checkpointing_ssu_op(
+    state: Tensor,
+    x_cache: Tensor,
+    B_cache: Tensor,
+    dt_cache: Tensor,
+    ring_start: Tensor,
+    prev_num_accepted_tokens: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    out: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+    state_batch_indices: Tensor | None,
+    pad_slot_id: int,
+    state_scale: Tensor | None,
+    rand_seed: Tensor | None,
+    cu_seqlens: Tensor | None,
+    draft: int,
+    read_copy: Tensor | None,
+    read_copy_block_scale: Tensor | None,
+    read_copy_scale: Tensor | None,
+) -> None:
+    """`replayssm_flashinfer.checkpointing_ssu` after its checks; `draft` is T."""
+    gate, raw = gate_inputs(dt, dt_bias, softplus=dt_softplus)
+    step_mamba(
+        state,
+        x_cache,
+        B_cache,
+        dt_cache,
+        RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, False, cu_seqlens, pad_slot_id),
+        TokenInputs(q=C, k=B, v=x, gate=gate, raw=raw, D=D, z=z),
+        A[:, 0, 0],
+        out,
+        draft=draft,
+        state_scale=state_scale,
+        rand_seed=rand_seed,
+        read_copy=(read_copy, read_copy_block_scale, read_copy_scale),
+    )
+
+
+@torch.library.custom_op("replayssm::replayssm_materialize", mutates_args=("dependency_outputs",))
+def materialize_op(
+    tables: list[Tensor],
+    src_slots: Tensor,
+    dst_slots: Tensor,
+    metadata: list[Tensor],
+    rand_seed: Tensor | None,
+    dependency_inputs: list[Tensor],  # noqa: ARG001  for the order of calls
+    dependency_outputs: list[Tensor],  # noqa: ARG001
+    state_dtype: torch.dtype,
+    input_dtype: torch.dtype,
+    rate_dtype: torch.dtype,
+    numbers: list[int],
+) -> None:
+    """`replayssm_flashinfer.replayssm_materialize` after its checks; see `launch_materialize`."""
+    launch_materialize(
+        tables, src_slots, dst_slots, metadata, rand_seed, (state_dtype, input_dtype, rate_dtype), numbers
+    )
+
+
+@torch.library.custom_op("replayssm::gdn_ucache_step", mutates_args=("state", "k_cache", "u_cache", "g_cache", "out"))
+def ucache_step_op(
+    state: Tensor,
+    k_cache: Tensor,
+    u_cache: Tensor,
+    g_cache: Tensor,
+    out: Tensor,
+    slots: Tensor | None,
+    base: Tensor,
+    length: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    limit: int,
+    l2norm: bool,
+    scale: float,
+    rand_seed: Tensor | None,
+) -> None:
+    """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`."""
+    memory, draft = UCache(state, k_cache, u_cache, g_cache), k.shape[1]
+    plan = plan_step(
+        RingCursors(slots, base, length, by_row=True),
+        batch=k.shape[0],
+        draft=draft,
+        slots=len(state),
+        rows=memory.rows,
+        window=memory.rows - draft,
+        limit=limit,
+    )
+    raw = RawGate(A_log=A_log, dt_bias=dt_bias)
+    inputs = TokenInputs(q=q, k=k, v=v, gate=a, beta=b, qk_l2norm=l2norm, raw=raw, scale=scale)
+    step_ucache(memory, plan, inputs, rand_seed, out)
+
+
+@torch.library.custom_op("replayssm::gdn_ucache_fold", mutates_args=("state",))
+def ucache_fold_op(
+    state: Tensor,
+    k_cache: Tensor,
+    u_cache: Tensor,
+    g_cache: Tensor,
+    source: Tensor,
+    target: Tensor,
+    base: Tensor,
+    count: Tensor,
+) -> None:
+    """Prefixes of FlashInfer's GDN rings folded into other slots; −1 is padding."""
+    fold_ucache(UCache(state, k_cache, u_cache, g_cache), source, target, base, count)
+
+
+@torch.library.custom_op(
+    "replayssm::delta_replay",
+    mutates_args=(
+        "state", "k_cache", "k_scale_cache", "u_cache", "v_cache", "beta_cache", "g_cache", "out", "state_scale",
+        "read_copy", "read_copy_block_scale", "read_copy_scale",
+    ),
+)  # fmt: skip
+def delta_replay_op(
+    state: Tensor,
+    k_cache: Tensor,
+    k_scale_cache: Tensor,
+    u_cache: Tensor,
+    v_cache: Tensor,
+    beta_cache: Tensor,
+    g_cache: Tensor,
+    ring_start: Tensor,
+    prev_num_accepted_tokens: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+    l2norm: bool,
+    scale: float,
+    state_batch_indices: Tensor | None,
+    pad_slot_id: int,
+    state_scale: Tensor | None,
+    rand_seed: Tensor | None,
+    read_copy: Tensor | None,
+    read_copy_block_scale: Tensor | None,
+    read_copy_scale: Tensor | None,
+) -> None:
+    """`replayssm_flashinfer.delta` after its checks."""
+    raw = None if A_log is None else RawGate(A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound)
+    step_delta(
+        DeltaMemory(
+            state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale,
+            (read_copy, read_copy_block_scale, read_copy_scale),
+        ),
+        RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, pad=pad_slot_id),
+        TokenInputs(q=q, k=k, v=v, gate=a, beta=b, raw=raw, qk_l2norm=l2norm, scale=scale),
+        rand_seed,
+        out,
+    )  # fmt: skip
+
+
+def _nothing(*arguments: object) -> None:
+    """What a fake has to do: nothing is returned, and shapes stay."""
+
+
+for _op in (checkpointing_ssu_op, materialize_op, ucache_step_op, ucache_fold_op, delta_replay_op):
+    _op.register_fake(_nothing)

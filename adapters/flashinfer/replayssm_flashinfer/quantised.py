@@ -1,0 +1,47 @@
+"""The int8 checkpoint of FlashInfer's callers, which the core does not have.
+
+Its steps read one all the same (a row with a scale is a row with a scale); what writes it is here.
+"""
+
+from __future__ import annotations
+
+import triton
+
+from replayssm.cursors import StepPlan
+from replayssm.kernels.arguments import OPTIONS, plan_rows
+from replayssm.layer import LayerState
+from replayssm_flashinfer.kernels.int8 import fold_int8_kernel
+
+ROWS = 16
+"""Rows of V of a program."""
+
+
+def fold_int8(layer: LayerState, plan: StepPlan) -> None:
+    """Fold what a plan flushes into int8 checkpoints; records that the step appended are not among them."""
+    if not plan.batch or layer.A is None:
+        return
+    r, layout = layer.layout.recurrence, layer.layout
+    names = ("checkpoint", "checkpoint_scale", "value_ring", "key_ring", "gate_ring")
+    memory = [layer.buffers[name] for name in names]
+    fold_int8_kernel[(triton.cdiv(r.value_dim, ROWS), r.heads, plan.batch)](
+        *plan_rows(plan),
+        layer.seed,
+        layer.A.contiguous(),
+        *memory,
+        *(buffer.stride(0) for buffer in memory),
+        **window_of(layout.window, layout.rows),
+        H=r.heads,
+        G=r.groups,
+        V=r.value_dim,
+        K=r.key_dim,
+        BV=ROWS,
+        SR=layout.precision.stochastic_rounding,
+        DOT="tf32x3" if layout.activation.itemsize == 4 else "tf32",
+        num_warps=2,
+        **OPTIONS,
+    )
+
+
+def window_of(window: int, rows: int) -> dict[str, int]:
+    """R, and J, the records of a window as a power of two of at least 16."""
+    return {"R": rows, "J": max(16, triton.next_power_of_2(window))}

@@ -1,0 +1,73 @@
+"""The drop-in functions compiled, on a GPU: the interpreter's cases with fp32 activations, and a captured step replayed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import interpreted_delta
+import interpreted_mamba
+from oracle import STORED, MambaCall, relative
+
+import replayssm_flashinfer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(monkeypatch):
+    """Everything on the GPU, where products of fp32 numbers are three of TF32."""
+    monkeypatch.setattr(interpreted_mamba, "EXACT", 1e-5)
+    monkeypatch.setattr(interpreted_delta, "EXACT", 2e-5)
+    monkeypatch.setitem(STORED, torch.float32, 1e-5)
+    with torch.device("cuda"):
+        yield
+
+
+@pytest.mark.parametrize("case", ["formats", "packed", "gaps", "lives", "materialise", "copies"])
+def test_mamba2(case):
+    getattr(interpreted_mamba, case)()
+
+
+@pytest.mark.parametrize("case", ["ucache", "in_place", "replay"])
+def test_gdn_and_kda(case):
+    getattr(interpreted_delta, case)()
+
+
+@pytest.mark.parametrize("draft", [1, 4])
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_bf16_activations_are_as_accurate_as_their_rounding(dim, draft):
+    call = MambaCall(torch.float32, draft, 16, [draft] * 4, dim=dim, dstate=128, activation=torch.bfloat16)
+    slots = torch.tensor([0, 3, 5, 6])
+    before = call.snapshot()
+    out = replayssm_flashinfer.checkpointing_ssu(**call.arguments(slots))
+    for row, slot in enumerate(slots.tolist()):
+        history = call.replayed(before, slot)
+        assert relative(out[row], call.outputs(history, row)) < 3e-3
+        if call.folds(row, slot):
+            assert relative(call.state[slot], history) < 1e-5
+
+
+def test_a_captured_step_serves_other_rows():
+    call = MambaCall(torch.float32, 2, 6, [2, 2, 2])
+    slots = torch.full((3,), -1)
+    arguments = call.arguments(slots)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        replayssm_flashinfer.checkpointing_ssu(**arguments)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayssm_flashinfer.checkpointing_ssu(**arguments)
+    before = call.snapshot()
+    slots.copy_(torch.tensor([0, -1, 4]))
+    graph.replay()
+    torch.cuda.synchronize()
+    for row, slot in ((0, 0), (2, 4)):
+        assert relative(arguments["out"][row], call.outputs(call.replayed(before, slot), row)) < 1e-5
+    assert not arguments["out"][1].any()

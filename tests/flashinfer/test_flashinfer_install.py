@@ -1,0 +1,125 @@
+"""`install` and `uninstall`: FlashInfer's modules, what was bound before and after, and what stays FlashInfer's."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("triton")
+
+import small_flashinfer
+
+import replayssm_flashinfer
+from replayssm import UnsupportedError
+from replayssm_flashinfer.surface import SYMBOLS
+
+LATEST = next(reversed(small_flashinfer.RELEASES))
+
+
+@pytest.fixture
+def flashinfer(monkeypatch):
+    """A FlashInfer whose names are given back at the end."""
+    small_flashinfer.make(monkeypatch, LATEST)
+    yield sys.modules
+    replayssm_flashinfer.uninstall()
+
+
+def engine(monkeypatch, name):
+    """A module that binds the function to a global of its own, as vLLM's dispatcher does."""
+    module = ModuleType(name)
+    code = (
+        "_kernel = None\n"
+        "def initialise():\n"
+        "    global _kernel\n"
+        "    from flashinfer.mamba.checkpointing_ssu import checkpointing_ssu\n"
+        "    _kernel = checkpointing_ssu\n"
+    )
+    exec(code, vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def test_names_are_ours_and_come_back(flashinfer):
+    theirs = {s.label: getattr(flashinfer[s.module], s.name) for s in SYMBOLS if s.module in flashinfer}
+    report = replayssm_flashinfer.install()
+    for symbol in SYMBOLS:
+        if symbol.label not in theirs:
+            assert "cannot be imported" in report.left[symbol.label]
+            continue
+        package = flashinfer[symbol.module.rpartition(".")[0]]
+        assert getattr(flashinfer[symbol.module], symbol.name) is symbol.ours
+        assert getattr(package, symbol.name) is symbol.ours
+        assert symbol.label in report.bound
+    replayssm_flashinfer.uninstall()
+    replayssm_flashinfer.uninstall()
+    for label, function in theirs.items():
+        path, _, name = label.rpartition(".")
+        assert getattr(flashinfer[path], name) is function
+    assert not replayssm_flashinfer.installed().bound
+
+
+@pytest.mark.usefixtures("flashinfer")
+def test_a_global_bound_before_or_after_is_ours(monkeypatch):
+    before, after = engine(monkeypatch, "engine_before"), engine(monkeypatch, "engine_after")
+    before.initialise()
+    theirs = before._kernel
+    assert theirs() == "theirs"
+    report = replayssm_flashinfer.install()
+    after.initialise()
+    assert before._kernel is after._kernel is replayssm_flashinfer.checkpointing_ssu
+    assert "engine_before._kernel" in report.bound
+    replayssm_flashinfer.uninstall()
+    assert before._kernel is theirs
+    after.initialise()
+    assert after._kernel is theirs
+
+
+@pytest.mark.usefixtures("flashinfer")
+def test_installing_again_finds_what_was_bound_since(monkeypatch):
+    late = engine(monkeypatch, "engine_late")
+    late.initialise()
+    theirs = late._kernel
+    first = replayssm_flashinfer.install()
+    other = ModuleType("engine_other")
+    other.kept = theirs
+    monkeypatch.setitem(sys.modules, "engine_other", other)
+    second = replayssm_flashinfer.install()
+    assert set(second.bound) == {*first.bound, "engine_other.kept"}
+    replayssm_flashinfer.uninstall()
+    assert other.kept is late._kernel is theirs
+
+
+def test_what_somebody_else_replaced_is_left_alone(flashinfer):
+    replayssm_flashinfer.install()
+    module = flashinfer[SYMBOLS[0].module]
+    module.checkpointing_ssu = replacement = lambda: None
+    replayssm_flashinfer.uninstall()
+    assert module.checkpointing_ssu is replacement
+
+
+def test_another_contract_is_refused_and_nothing_is_replaced(monkeypatch):
+    facts = small_flashinfer.RELEASES[LATEST][SYMBOLS[0].label]
+    older = {"positional": ["state", "old_x", "old_B", "old_dt", "old_cumAdt", "cache_buf_idx"], "keyword": []}
+    assert facts != older
+    small_flashinfer.make(monkeypatch, LATEST, checkpointing_ssu=older)
+    kept = {s.label: getattr(sys.modules[s.module], s.name) for s in SYMBOLS if s.module in sys.modules}
+    with pytest.raises(UnsupportedError, match=r"nothing is installed: .*ring_start"):
+        replayssm_flashinfer.install()
+    assert all(getattr(sys.modules[s.module], s.name) is kept[s.label] for s in SYMBOLS if s.label in kept)
+
+
+def test_without_flashinfer_there_is_nothing_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(UnsupportedError, match="cannot be imported"):
+        replayssm_flashinfer.install()
+
+
+def test_vllm_itself(flashinfer, monkeypatch):
+    name = "vllm.model_executor.layers.mamba.ops.ssu_dispatch"
+    dispatch = pytest.importorskip(name, reason="needs vLLM")
+    theirs = flashinfer[SYMBOLS[0].module].checkpointing_ssu
+    monkeypatch.setattr(dispatch, "_flashinfer_replayssm_kernel", theirs)
+    replayssm_flashinfer.install()
+    assert dispatch._flashinfer_replayssm_kernel is replayssm_flashinfer.checkpointing_ssu

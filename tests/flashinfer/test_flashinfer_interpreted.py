@@ -1,0 +1,27 @@
+"""The drop-in functions under Triton's interpreter, against float64; random inputs, new in every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from interpreting import interpret
+
+pytest.importorskip("triton")
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("cases", ["formats,gaps,copies", "packed,lives,materialise"])
+def test_mamba2_functions_agree_with_the_recurrence(cases, seed):
+    interpret(HERE / "interpreted_mamba.py", cases, str(seed))
+
+
+@pytest.mark.parametrize("cases", ["ucache,in_place", "replay"])
+def test_gdn_and_kda_functions_agree_with_the_recurrence(cases, seed):
+    interpret(HERE / "interpreted_delta.py", cases, str(seed))
+
+
+def test_custom_operators_and_the_backend(seed):
+    interpret(HERE / "interpreted_ops.py", "opchecks,compiled,bench,behind_the_core", str(seed))

@@ -1,0 +1,154 @@
+"""What is out of contract is refused before anything is written, with what was wrong and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from oracle import MambaCall, bits
+
+import replayssm_flashinfer
+from replayssm import InputError, UnsupportedError
+from replayssm_flashinfer import gdn
+
+SLOTS = torch.tensor([0, 3])
+
+
+def call(dtype=torch.float32, draft=2, window=4):
+    return MambaCall(dtype, draft, window, [draft, draft])
+
+
+def refused(arguments, match, **changes):
+    """The call is refused as FlashInfer's callers expect it, and writes nothing."""
+    arguments = {**arguments, **changes}
+    before = {name: x.clone() for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    with pytest.raises(InputError, match=match) as error:
+        replayssm_flashinfer.checkpointing_ssu(**arguments)
+    assert isinstance(error.value, AssertionError)
+    for name, x in before.items():
+        assert torch.equal(bits(x), bits(arguments[name])), f"{name} was written"
+
+
+@pytest.mark.parametrize("draft", [17, 27, 55])
+def test_more_than_16_records_are_refused_and_can_be_asked_for(draft):
+    refused(call(draft=draft, window=draft).arguments(SLOTS), "at most 16 cache tokens")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"ring_start": torch.zeros(7, dtype=torch.int64)},
+            r"ring_start is \(7,\) torch.int64; expected \(7,\) torch.int32",
+        ),
+        ({"prev_num_accepted_tokens": torch.zeros(6, dtype=torch.int32)}, r"prev_num_accepted_tokens is \(6,\)"),
+        ({"state_scale": torch.ones(7, 2, 20)}, "state_scale must be None"),
+        ({"A": -torch.ones(2, 20, 32)}, "A must be one number a head, expanded"),
+        ({"dt": torch.ones(2, 2, 2, 20)}, "dt must be one number a head, expanded"),
+        ({"B": torch.ones(2, 2, 1, 16)}, r"B is \(2, 2, 1, 16\)"),
+        ({"x": torch.ones(2, 2, 2, 20, dtype=torch.bfloat16)}, "x is .* torch.bfloat16; expected .* torch.float32"),
+        ({"D": torch.ones(2, 20, dtype=torch.bfloat16)}, "D.dtype .* must match"),
+        ({"out": torch.ones(2, 3, 2, 20)}, r"out is \(2, 3, 2, 20\)"),
+        ({"state_batch_indices": torch.zeros(3, dtype=torch.int64)}, r"state_batch_indices must be \(2,\)"),
+        ({"state_batch_indices": torch.zeros(2)}, "int32 or int64"),
+        ({"max_seqlen": 2}, "max_seqlen is only valid with cu_seqlens"),
+        ({"rand_seed": torch.zeros(2, dtype=torch.int64)}, "rand_seed must be single-element"),
+        ({"rand_seed": torch.zeros(1, dtype=torch.int32)}, "rand_seed must be int64"),
+        ({"rand_seed": torch.zeros(1, dtype=torch.int64), "philox_rounds": 0}, "philox_rounds must be > 0"),
+        ({"algorithm": "fastest"}, "must be one of auto, monolith, two-kernel"),
+        ({"algorithm": "two-kernel"}, "requires cb_scaled, cumAdt_vec and cb_old"),
+        ({"cb_scaled": torch.zeros(2, 2, 32, 8)}, "must be provided together"),
+    ],
+)
+def test_arguments_out_of_contract(changes, match):
+    refused(call().arguments(SLOTS), match, **changes)
+
+
+def test_memory_out_of_contract():
+    arguments = call().arguments(SLOTS)
+    state = arguments["state"]
+    refused(
+        arguments,
+        "dimensions inside a slot must be contiguous",
+        state=state.transpose(2, 3).contiguous().transpose(2, 3),
+    )
+    refused(arguments, "state.dtype=torch.float64 is not served", state=state.double())
+    refused(arguments, "x_cache is .* expected", x_cache=arguments["x_cache"][:, :1])
+    refused(arguments, "must be divisible by ngroups", B_cache=torch.zeros(7, 3, 6, 32))
+    refused(
+        arguments, "dt_cache is .* torch.bfloat16; expected .* torch.float32", dt_cache=arguments["dt_cache"].bfloat16()
+    )
+    refused(call(draft=3, window=2).arguments(SLOTS), "T=3 new tokens must be <= max_window")
+    refused(call(torch.int8).arguments(SLOTS), "requires a state_scale", state_scale=None)
+    refused(call(torch.int8).arguments(SLOTS), r"state_scale is \(7, 2\)", state_scale=torch.ones(7, 2))
+
+
+def test_read_copies_out_of_contract():
+    arguments, fp8 = call().arguments(SLOTS), torch.zeros(7, 2, 20, 32, dtype=torch.float8_e4m3fn)
+    refused(arguments, "read_copy, which is missing", read_copy_scale=torch.ones(7, 2, 20))
+    refused(arguments, "read_copy is torch.float32; expected", read_copy=torch.zeros(7, 2, 20, 32))
+    refused(arguments, "read_copy_scale is missing; expected", read_copy=fp8)
+    refused(arguments, r"read_copy_scale is \(7, 2\)", read_copy=fp8, read_copy_scale=torch.ones(7, 2))
+    quantised = call(torch.int8).arguments(SLOTS)
+    refused(quantised, "an int8 state has no read copy", read_copy=fp8, read_copy_scale=torch.ones(7, 2, 20))
+
+
+def test_packed_batches_out_of_contract():
+    arguments = call().arguments(SLOTS, packed=True)
+    refused(arguments, "requires max_seqlen", max_seqlen=None)
+    refused(arguments, "must be a 1D int32", cu_seqlens=arguments["cu_seqlens"].long())
+    refused(call().arguments(SLOTS), "must be \\(1, total_tokens", cu_seqlens=arguments["cu_seqlens"], max_seqlen=2)
+
+
+def test_scratch_is_checked_and_made():
+    scratch = replayssm_flashinfer.allocate_checkpointing_ssu_scratch(3, 2, 6, 10, torch.bfloat16, "cpu")
+    assert [tuple(x.shape) for x in scratch] == [(3, 2, 32, 8), (3, 2, 16), (3, 2, 32, 8)]
+    for bad in ((0, 4, 6, 10), (3, 0, 6, 10), (3, 4, 17, 10), (3, 4, 6, 0)):
+        with pytest.raises(ValueError, match="must be"):
+            replayssm_flashinfer.allocate_checkpointing_ssu_scratch(*bad, torch.bfloat16, "cpu")
+    small = dict(zip(("cb_scaled", "cumAdt_vec", "cb_old"), (x[:1] for x in scratch), strict=True))
+    refused(call().arguments(SLOTS), "cb_scaled is .* expected at least", **small)
+
+
+def gdn_arguments(**changes):
+    rows, zero = 2, torch.zeros(2, dtype=torch.int32)
+    q, v, gate = torch.randn(rows, 4, 1, 16), torch.randn(rows, 4, 2, 8), torch.randn(rows, 4, 2)
+    arguments = {
+        "A_log": torch.rand(2), "a": gate, "dt_bias": torch.rand(2), "q": q, "k": q, "v": v, "b": gate,
+        "initial_state_source": torch.randn(3, 2, 8, 16), "k_cache": torch.zeros(3, 1, 32, 16),
+        "u_cache": torch.zeros(3, 2, 32, 8), "g_cache": torch.zeros(3, 2, 32), "hist_len": zero, "cache_base": zero.clone(),
+    }  # fmt: skip
+    return {**arguments, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"cache_base": None}, "caller-owned cache_base"),
+        ({"cache_base": torch.zeros(2, 2, dtype=torch.int32)[:, 0]}, "contiguous"),
+        ({"hist_len": torch.tensor([0, 17], dtype=torch.int32)}, "hist_len out of legal range"),
+        ({"cache_base": torch.tensor([32, 0], dtype=torch.int32)}, "cache_base out of legal range"),
+        ({"flush_min": 14}, r"flush_min=14 must be in \[1, 13\]"),
+        ({"softplus_beta": 2.0}, "softplus_beta"),
+        ({"q": None}, "q is missing"),
+        ({"k_cache": torch.zeros(3, 1, 32, 8)}, "k_cache is"),
+        ({"g_cache": torch.zeros(3, 2, 32).bfloat16()}, "g_cache is torch.bfloat16"),
+        ({"initial_state_source": torch.randn(3, 2, 8, 16).to(torch.float8_e4m3fn)}, "the state is torch.float8"),
+        ({"stochastic_rounding": "lcg"}, "'philox' is"),
+        ({"stochastic_rounding": "philox"}, "needs rand_seed"),
+        ({"backend": "cuda"}, "must be 'auto'"),
+    ],
+)
+def test_gdn_arguments_out_of_contract(changes, match):
+    with pytest.raises(AssertionError, match=match):
+        gdn.gated_delta_rule_mtp_ucache_flush(**gdn_arguments(**changes))
+
+
+@pytest.mark.parametrize("flag", ["output_state_indices", "accepted_steps", "recovery_steps", "disable_output"])
+def test_gdn_flags_that_nobody_serves(flag):
+    with pytest.raises(UnsupportedError, match=flag):
+        gdn.gated_delta_rule_mtp_ucache_flush(
+            **gdn_arguments(**{flag: torch.ones(1) if "steps" not in flag[:8] else 1})
+        )

@@ -1,0 +1,125 @@
+"""The benchmark of the engine, without the engine: jobs, processes, rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+
+import pytest
+
+from replayssm import InputError, LayerKind, ReplayConfig
+from replayssm.cli import main
+from replayssm.hybrid import read_hybrid
+from replayssm_sglang.bench import command, report
+from replayssm_sglang.bench.dummy import write_entry_point
+from replayssm_sglang.bench.engines import MODES, OURS, replay_config, settings
+from replayssm_sglang.bench.geometries import CONFIGS, PUBLISHED, write_model
+from replayssm_sglang.bench.processes import Job, measure
+
+MEASURING = """
+    import json, os, sys
+    from replayssm_sglang.bench.protocol import READY, ROW, say, wait_for_go
+
+    plan = json.loads(sys.argv[1])
+    print("starting")
+    if plan.get("fails"):
+        sys.exit("no memory")
+    say(READY)
+    wait_for_go()
+    ours = json.loads(os.environ.get("REPLAYSSM_CONFIG", "null"))
+    for batch in plan["batches"]:
+        say(ROW, batch=batch, us=100.0 * batch / (1 if ours is None else 2), ours=ours)
+"""
+
+
+def parsed(*argv):
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    return parser.parse_args(argv)
+
+
+@pytest.fixture
+def site(tmp_path):
+    (tmp_path / "measuring.py").write_text(textwrap.dedent(MEASURING), encoding="utf-8")
+    return write_entry_point(tmp_path)
+
+
+def test_processes_measure_in_order_and_failures_are_told(tmp_path, site):
+    plans = [({"batches": [1, 4]}, None), ({"fails": True}, None), ({"batches": [4]}, {"preset": "exact"})]
+    jobs = [Job("measuring", plan, config, {"model": "m", "mode": i}) for i, (plan, config) in enumerate(plans)]
+    found = [(job.labels["mode"], row) for job, row in measure(jobs, tmp_path, 2, site)]
+    assert [(mode, row.get("batch"), row.get("us")) for mode, row in found] == [
+        (0, 1, 100.0),
+        (0, 4, 400.0),
+        (1, None, None),
+        (2, 4, 200.0),
+    ]
+    assert sorted(found[2][1]["error"].split("; ")) == ["no memory", "starting"]
+    assert found[3][1]["ours"] == {"preset": "exact"}
+
+
+def test_rows_are_compared_as_they_come(tmp_path):
+    told = report.Report({})
+    for mode, us in (("exact", 50.0), ("plain", 100.0), ("sglang-replay", 80.0)):
+        told.add({"model": "m", "mode": mode, "draft": 1}, {"batch": 8, "us": us})
+    told.add({"model": "m", "mode": "exact", "draft": 1}, {"batch": 9, "us": 60.0})
+    assert [row["ratio"] for row in told.rows] == [2.0, 1.0, 1.25, None]
+    assert told.rows[0]["sglang_replay_us"] == 80.0
+    told.write(tmp_path / "rows.json")
+    assert len(json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "layers", "heads"),
+    [
+        ("qwen3.5-4b", LayerKind.GDN, 24, 32),
+        ("nemotron-3-nano-4b", LayerKind.MAMBA2, 21, 96),
+        ("kimi-linear-cut", LayerKind.KDA, 6, 32),
+        ("small-gdn", LayerKind.GDN, 3, 4),
+        ("small-mamba2", LayerKind.MAMBA2, 4, 8),
+        ("small-kda", LayerKind.KDA, 3, 4),
+    ],
+)
+def test_models_are_what_they_are_called(tmp_path, name, kind, layers, heads):
+    model = read_hybrid(write_model(name, tmp_path) / "config.json")
+    assert (model.recurrence.kind, model.recurrent_layers, model.recurrence.heads) == (kind, layers, heads)
+
+
+def test_every_published_model_is_measured_in_every_mode():
+    jobs = {name: list(command._jobs(parsed("--draft", "1", "4"), "path", name)) for name in PUBLISHED}
+    # SGLang's own replay has no Mamba-2, and no drafts of NGRAM.
+    assert {name: len(found) for name, found in jobs.items()} == dict(zip(PUBLISHED, (7, 6, 7), strict=True))
+    assert set(CONFIGS) > set(PUBLISHED)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_engines_keep_the_states_that_a_mode_needs(mode):
+    engine = settings("qwen", mode)
+    if mode in OURS:
+        half = ReplayConfig(**replay_config(mode)).policy.checkpoint == "fp16"
+        assert engine["mamba_ssm_dtype"] == ("float16" if half else "float32")
+    else:
+        assert replay_config(mode) is None
+    assert ("enable_linear_replayssm" in engine) == (mode == "sglang-replay")
+
+
+@pytest.mark.parametrize(
+    ("argv", "match"),
+    [
+        (["--model", "llama"], "--model llama is unknown; expected qwen3.5-4b"),
+        (["--mode", "fast"], "--mode fast is unknown; expected plain, sglang-replay"),
+        (["--batch", "0"], "--batch=0 must be at least 1"),
+        (["--steps", "0"], "--steps=0 must be at least 1"),
+        (["--draft", "1", "4", "--accept-length", "5"], "--accept-length=5.0 must be from 1 to the draft length"),
+    ],
+)
+def test_bad_arguments(argv, match, tmp_path):
+    with pytest.raises(InputError, match=match):
+        command.run(parsed("--logs", str(tmp_path), *argv))
+
+
+def test_it_is_a_benchmark_beside_those_of_the_core(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "sglang", "--help"])
+    assert "--accept-length" in capsys.readouterr().out
