@@ -108,10 +108,7 @@ def read_tile(
 ):  # fmt: skip
     """What X rows of a step read of rows of V, but for `load_factors`: `[BV, X]`. b_stored, b_scale: of `load_read`."""
     if READ == "fp8" or READ == "nvfp4":
-        if READ == "fp8":
-            b_value = fp8_values(b_stored, E)
-        else:
-            b_value = nvfp4_values(b_stored, b_scale, E)
+        b_value = fp8_values(b_stored, E) if READ == "fp8" else nvfp4_values(b_stored, b_scale, E)
         b_all = dot_bf16(b_value, b_x)
         b_read = tl.sum(tl.reshape(b_all, [b_all.shape[0], b_all.shape[1] // X, X]), axis=1)
     else:

@@ -74,9 +74,7 @@ def fold_kernel(
         origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
         p_key = key_ring + source * s_key + i_group * R * K
         p_gate = gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1)
-        b_unit = load_units(
-            key_scale_ring + source * s_key_scale + i_group * R, p_gate, origin, count, o_j, R, DELTA
-        )
+        b_unit = load_units(key_scale_ring + source * s_key_scale + i_group * R, p_gate, origin, count, o_j, R, DELTA)
         b_pairs = tl.zeros([J, J], dtype=tl.float32)
         if EXACT and not CHANNEL:
             b_pairs = key_pairs(p_key, origin, count, o_j, K, R, E, DOT)

@@ -44,7 +44,7 @@ def channel_scores(p_keys, p_gates, b_live, o_j, K: tl.constexpr, J: tl.constexp
     One pair of exponentials a record would overflow, so pairs go by the largest power of two that parts them. A loop over
     columns keeps registers few, and code short.
     """
-    C: tl.constexpr = min(K, 32)
+    C: tl.constexpr = min(K, max(32, 4 * E))
     b_scores = tl.zeros([J, J], dtype=tl.float32)
     for i in range(K // C):
         b_key = flat(load_rows(p_keys + i * C, b_live, C, E))

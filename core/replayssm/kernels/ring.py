@@ -36,7 +36,9 @@ def load_keys(p_key, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl
 @triton.jit
 def load_units(p_key_scale, p_gate, origin, count, o_j, R: tl.constexpr, DELTA: tl.constexpr):
     """The unit `[J]` of each record: 1/‖k‖, or Δ."""
-    return tl.load((p_key_scale if DELTA else p_gate) + history_rows(origin, count, o_j, R), mask=o_j < count, other=0.0)
+    return tl.load(
+        (p_key_scale if DELTA else p_gate) + history_rows(origin, count, o_j, R), mask=o_j < count, other=0.0
+    )
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from replayssm import inputs
 from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile, store_copy
-from replayssm.kernels.finish import finish_tile, load_new, store_zeros
+from replayssm.kernels.finish import draft_reach, finish_tile, load_new, store_zeros
 from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
 from replayssm.kernels.matrix import store_tile
 from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
@@ -39,7 +39,8 @@ def step_kernel(
     s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
-    C: tl.constexpr, E: tl.constexpr, ER: tl.constexpr, P: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
+    C: tl.constexpr, E: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
+    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
     RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr, L2NORM: tl.constexpr,
     SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
     DOT: tl.constexpr,
@@ -132,9 +133,12 @@ def step_kernel(
         b_x, b_dots, b_scale, b_gate, b_above, b_is_q, o_x, rate, K, T, BX, BT, E, CHANNEL
     )
     b_column = b_scale * b_decay
-    b_solve = b_scores
-    if DELTA and BX >= 16:
-        b_solve = solve_unit_lower(b_scores * b_step[:, None], o_x, T)
+    X: tl.constexpr = BX if DELTA or T == 1 else max(BX, 16)
+    b_inner = b_scores
+    if not DELTA and T > 1:
+        b_inner = draft_reach(b_scores, b_step, X)
+    elif DELTA and BX >= 16:
+        b_inner = solve_unit_lower(b_scores * b_step[:, None], o_x, T)
     o_j = tl.arange(0, J)
     o_hist = history_rows(origin, committed, o_j, R)
     b_committed = o_j < committed
@@ -172,7 +176,7 @@ def step_kernel(
                 p_state, p_scale, o_v, b_value.to(tl.float32), p_keys, b_committed, b_seen_weight, b_beta, b_inverse,
                 b_weight, b_start_key, V, K, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
             )  # fmt: skip
-            b_new = load_new(p_v, sv_t, first_row, V, length, V, T, BT, BX, FOLD_ROWS)
+            b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, FOLD_ROWS)
             b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
             for c in tl.static_range(K // C):
                 b_s = fold_columns(
@@ -184,7 +188,7 @@ def step_kernel(
                 b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))
                 b_read = tl.dot(b_s, tl.trans(b_x_columns), b_read, input_precision=DOT)
             finish_tile(
-                b_read * b_column[None, :], b_new, b_scores, b_solve, b_step, p_z, p_skip, p_out, p_value, p_raw,
+                b_read * b_column[None, :], b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,
                 sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
     else:
@@ -210,7 +214,7 @@ def step_kernel(
         b_factor = load_factors(p_read_scale, first + tile_rows(BV), V, READ)
         for i in range(TILES):
             first_row = first + i * BV
-            b_new = load_new(p_v, sv_t, first_row, V, length, V, T, BT, BX, BV)
+            b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, BV)
             b_read = read_tile(b_stored, b_block_scale, b_read_x, BX, ER, P, READ, DOT)
             o_n += BV * P
             end = tl.where(i + 1 < TILES, V, 0)
@@ -220,7 +224,7 @@ def step_kernel(
             b_read *= (b_factor * state_decay)[:, None]
             b_read = tl.dot(b_u.to(tl.float32), b_reach, b_read, input_precision=DOT) * b_column[None, :]
             finish_tile(
-                b_read, b_new, b_scores, b_solve, b_step, p_z, p_skip, p_out, p_value, p_raw,
+                b_read, b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,
                 sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
             b_u, b_factor = b_next_u, b_next_factor

@@ -1,10 +1,10 @@
 """Stored words of a read copy → bf16 numbers, in the order in which products take them.
 
-A word goes apart in registers, two numbers an operation: their bits move to where bf16 has sign, exponent and mantissa, and a
-product of two pairs sets the exponents right. The interpreter has no machine code and computes the same numbers plainly.
+A word goes apart in registers, two numbers an operation: their bits move to where bf16 has sign, exponent and mantissa, and
+a product of two pairs sets the exponents right. The interpreter has no machine code and computes the same numbers plainly.
 
-The order of columns is one of those in which a sum over k may run (`tile.py`): `copy_order` puts x into it. Products take four
-numbers of a thread at a time.
+The order of columns is one of those in which a sum over k may run (`tile.py`): `copy_order` puts x into it. Products take
+four numbers of a thread at a time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def _fp8_assembly() -> str:
             "lop3.b32 t, t, 0x80008000, u, 0xEA;",
             f"fma.rn.bf16x2 {target}, t, lift, zero;",
         ]
-    return "\n".join(
-        ["{.reg .b32 t, u, lift, zero; mov.b32 lift, 0x7B807B80; mov.b32 zero, 0x80008000;", *lines, "}"]
-    )
+    return "\n".join(["{.reg .b32 t, u, lift, zero; mov.b32 lift, 0x7B807B80; mov.b32 zero, 0x80008000;", *lines, "}"])
 
 
 def _nvfp4_assembly() -> str:
@@ -52,7 +50,7 @@ def _nvfp4_assembly() -> str:
     return "\n".join(["{.reg .b32 a, b, t, u, zero; mov.b32 zero, 0x80008000;", *lines, "}"])
 
 
-# An e4m3 byte as bf16 bits in both halves is 2^-120 of it; nibbles are 2^-126 of theirs; together with 2^227 that leaves 2^-19.
+# An e4m3 byte as bf16 bits in both halves is 2^-120 of it, nibbles are 2^-126 of theirs; with 2^227 that leaves 2^-19.
 _SCALE_ASSEMBLY = """{.reg .b32 low, high, zero;
 mov.b32 low, 0x7F007F00; mov.b32 high, 0x71807180; mov.b32 zero, 0x80008000;
 fma.rn.bf16x2 $0, $1, low, zero; fma.rn.bf16x2 $0, $0, high, zero;}"""
@@ -82,9 +80,7 @@ def fp8_values(b_bytes, E: tl.constexpr):
     if INTERPRETED:
         b_value = b_bytes.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(tl.bfloat16)
     else:
-        b_value = tl.inline_asm_elementwise(
-            FP8_ASSEMBLY, "=r,=r,r", [b_bytes], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
+        b_value = tl.inline_asm_elementwise(FP8_ASSEMBLY, "=r,=r,r", [b_bytes], dtype=tl.bfloat16, is_pure=True, pack=4)
     return copy_order(tl.reshape(b_value, [N, K]), E, "fp8")
 
 
@@ -122,9 +118,9 @@ def plain_nibbles(b_words, b_byte):
 
 
 @triton.jit
-def nibble(b_words, b_scale, I: tl.constexpr):
-    """Number I of each word times its scale, bf16."""
-    b_code = b_words >> (4 * I)
+def nibble(b_words, b_scale, J: tl.constexpr):
+    """Number J of each word times its scale, bf16."""
+    b_code = b_words >> (4 * J)
     b_magnitude = ((b_code & 7) << 22).to(tl.float32, bitcast=True) * (2.0**126)
     return (tl.where((b_code & 8) != 0, -b_magnitude, b_magnitude) * b_scale).to(tl.bfloat16)
 
