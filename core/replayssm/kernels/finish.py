@@ -31,8 +31,9 @@ def draft_reach(b_scores, b_step, X: tl.constexpr):
     BX: tl.constexpr = b_scores.shape[0]
     b_reach = tl.trans(b_scores * b_step[None, :])
     if X > BX:
-        b_both = tl.permute(tl.join(b_reach, tl.zeros_like(b_reach)), (2, 0, 1))
-        b_reach = tl.reshape(b_both, [X, BX])
+        # Not joined: Triton 3.6 joins wrongly what a product has left twice in a thread.
+        b_first = (tl.arange(0, X // BX) == 0)[:, None, None]
+        b_reach = tl.reshape(tl.where(b_first, b_reach[None, :, :], 0.0), [X, BX])
     return b_reach
 
 
@@ -54,7 +55,7 @@ def finish_tile(
     b_u, b_own = b_v, b_v
     if not DELTA and T > 1:
         b_read = tl.dot(b_v, b_inner, b_read, input_precision=DOT)
-        if SKIP:
+        if SKIP and X > BX:
             b_is_own = tl.where(tl.arange(0, X)[:, None] + BT == o_x[None, :], 1.0, 0.0)
             b_own = tl.dot(b_v, b_is_own, input_precision=DOT)
     elif BX >= 16:

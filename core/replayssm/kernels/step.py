@@ -171,12 +171,12 @@ def step_kernel(
         for i in range(tl.cdiv(tl.minimum(V - first, ROWS), FOLD_ROWS)):
             first_row = first + i * FOLD_ROWS
             o_v = first_row + tile_rows(FOLD_ROWS)
+            b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, FOLD_ROWS)
             b_value = load_values(p_raw if EXACT else p_value, origin, committed, first_row, V, V, R, J, FOLD_ROWS)
             b_value = fold_values(
                 p_state, p_scale, o_v, b_value.to(tl.float32), p_keys, b_committed, b_seen_weight, b_beta, b_inverse,
                 b_weight, b_start_key, V, K, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
             )  # fmt: skip
-            b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, FOLD_ROWS)
             b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
             for c in tl.static_range(K // C):
                 b_s = fold_columns(
@@ -210,15 +210,16 @@ def step_kernel(
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
         else:
             state_decay = tl.exp(whole)
+        b_new = load_new(p_v, sv_t, first, V, length, T, BT, X, BV)
         b_u = load_values(p_value, origin, committed, first, V, V, R, J, BV)
         b_factor = load_factors(p_read_scale, first + tile_rows(BV), V, READ)
         for i in range(TILES):
             first_row = first + i * BV
-            b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, BV)
             b_read = read_tile(b_stored, b_block_scale, b_read_x, BX, ER, P, READ, DOT)
             o_n += BV * P
             end = tl.where(i + 1 < TILES, V, 0)
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, end, K, ER, P, READ)
+            b_next_new = load_new(p_v, sv_t, first_row + BV, end, length, T, BT, X, BV)
             b_next_u = load_values(p_value, origin, committed, first_row + BV, end, V, R, J, BV)
             b_next_factor = load_factors(p_read_scale, first_row + BV + tile_rows(BV), end, READ)
             b_read *= (b_factor * state_decay)[:, None]
@@ -227,4 +228,4 @@ def step_kernel(
                 b_read, b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,
                 sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
-            b_u, b_factor = b_next_u, b_next_factor
+            b_new, b_u, b_factor = b_next_new, b_next_u, b_next_factor
