@@ -34,7 +34,7 @@ def model_path(root: Path, kind: str) -> Path:
 ON_CPU = {
     "PYTHONPATH": str(HERE / "cpu_platform" / "site"),
     "OMP_NUM_THREADS": "1",
-    "REPLAYSSM_TEST_WEIGHT_SCALE": "0.25",
+    "REPLAYSSM_DUMMY_WEIGHT_SCALE": "0.25",
     "SGLANG_MAMBA_CONV_DTYPE": "float16",
     "SGLANG_PLATFORM": "replayssm_cpu",
     "TRITON_INTERPRET": "1",

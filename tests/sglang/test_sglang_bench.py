@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import textwrap
 
 import pytest
@@ -12,9 +13,11 @@ from replayssm import InputError, LayerKind, ReplayConfig
 from replayssm.cli import main
 from replayssm.hybrid import read_hybrid
 from replayssm_sglang.bench import command, report
+from replayssm_sglang.bench.capacity import most
 from replayssm_sglang.bench.dummy import write_entry_point
 from replayssm_sglang.bench.engines import MODES, OURS, replay_config, settings
 from replayssm_sglang.bench.geometries import CONFIGS, PUBLISHED, write_model
+from replayssm_sglang.bench.plot import panels
 from replayssm_sglang.bench.processes import Job, measure
 
 MEASURING = """
@@ -70,6 +73,56 @@ def test_rows_are_compared_as_they_come(tmp_path):
     assert len(json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]) == 4
 
 
+def test_engines_that_hold_more_requests_are_better():
+    told = report.Report({})
+    for mode, requests in (("plain", 100), ("exact", 350)):
+        told.add({"model": "m", "mode": mode, "draft": 4}, {"requests": requests, "tokens": 9})
+    told.add({"model": "m", "mode": "plain", "draft": 4}, {"batch": 8, "us": 50.0})
+    assert [row["ratio"] for row in told.rows] == [1.0, 3.5, 1.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_fit_leave_room_for_their_tokens(seed):
+    choose = random.Random(seed)
+    memory, price, length = choose.randrange(10**6, 10**7), choose.randrange(100, 9_000), choose.randrange(1, 4_000)
+    fitting = most({n: memory - price * n for n in (16, 64)}, length)
+    assert fitting * (price + length) <= memory < (fitting + 1) * (price + length)
+
+
+def test_curves_are_of_batches_in_order():
+    rows = [
+        {"model": "m", "mode": mode, "draft": draft, "batch": batch, "us": 1.0, "ratio": ratio}
+        for mode, draft, batch, ratio in (
+            ("exact", 4, 8, 3.0),
+            ("exact", 1, 64, 1.2),
+            ("exact", 1, 1, 1.0),
+            ("plain", 1, 1, 1.0),
+            ("dual-nvfp4", 1, 1, None),
+        )
+    ]
+    assert panels(rows) == {("m", 1): {"exact": [(1, 1.0), (64, 1.2)]}, ("m", 4): {"exact": [(8, 3.0)]}}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_models_are_of_one_dtype(tmp_path, name, dtype):
+    found = json.loads((write_model(name, tmp_path, dtype) / "config.json").read_text(encoding="utf-8"))
+    assert set(dtypes(found)) == {dtype}
+
+
+def dtypes(config):
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from dtypes(value)
+        elif key in ("dtype", "torch_dtype"):
+            yield value
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "mamba2" in name or "nemotron" in name])
+def test_attention_comes_first_where_the_engine_asks_for_it(tmp_path, name):
+    assert json.loads((write_model(name, tmp_path) / "config.json").read_text())["hybrid_override_pattern"][0] == "*"
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "layers", "heads"),
     [
@@ -111,6 +164,7 @@ def test_engines_keep_the_states_that_a_mode_needs(mode):
         (["--mode", "fast"], "--mode fast is unknown; expected plain, sglang-replay"),
         (["--batch", "0"], "--batch=0 must be at least 1"),
         (["--steps", "0"], "--steps=0 must be at least 1"),
+        (["--concurrency"], "--concurrency takes all of the GPU's memory: --parallel must be 1"),
         (["--draft", "1", "4", "--accept-length", "5"], "--accept-length=5.0 must be from 1 to the draft length"),
     ],
 )

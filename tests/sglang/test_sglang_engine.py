@@ -22,6 +22,8 @@ TIE = 0.004
 NO_BUFFER = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "no_buffer"}
 EXTRA_BUFFER = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64}
 TRITON = {"attention_backend": "triton"}
+CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+"""A core a rank."""
 NEXTN = {**TRITON, "speculative_algorithm": "NEXTN", "speculative_num_steps": 3, "speculative_num_draft_tokens": 4}
 
 
@@ -163,6 +165,17 @@ def test_prompts_in_chunks(models, kind):
     engine = {"chunked_prefill_size": 16}
     (alone,) = converse(path, engine, [turn])
     (answers,) = converse(path, engine, [turn], {"window": 5})
+    same_tokens(answers, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
+def test_two_ranks(models, kind):
+    """Heads split over two processes."""
+    path, turn = models(kind), {"prompts": PROMPTS, "tokens": TOKENS}
+    engine = {"attention_backend": attention(kind), "tp_size": 2}
+    (alone,) = converse(path, engine, [turn], **CORES)
+    (answers,) = converse(path, engine, [turn], {"window": 5}, **CORES)
     same_tokens(answers, alone)
 
 

@@ -7,6 +7,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import cycle
 
 import pytest
 import torch
@@ -66,6 +67,7 @@ NEXTN = {
 RADIX = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}
 TRACKED = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64}
 KINDS = ["gdn", "mamba2", "kda"]
+DTYPE = "float16"
 
 
 def settings(kind):
@@ -76,11 +78,14 @@ def settings(kind):
     return {**ENGINE, "attention_backend": "triton"}
 
 
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
 @pytest.fixture(scope="session")
 def ports():
     """Engines that run at once use ranges of ports."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return iter(range(11_000 + 3_000 * worker, 60_000, 1_000))
+    first = 11_000 + 3_000 * WORKER
+    return cycle(range(first, first + 3_000, 1_000))
 
 
 @pytest.fixture
@@ -89,8 +94,9 @@ def ask(tmp_path, ports):
     from replayssm_sglang.bench.geometries import write_model
 
     def asked(kind, turns, config=None, **engine):
-        path = write_model(f"small-{kind}", tmp_path)
-        arguments = {**settings(kind), "port": next(ports), **engine}
+        path = write_model(f"small-{kind}", tmp_path, DTYPE)
+        gpu = WORKER % torch.cuda.device_count()
+        arguments = {**settings(kind), "dtype": DTYPE, "base_gpu_id": gpu, "port": next(ports), **engine}
         return converse(path, arguments, turns, config, on_gpu(tmp_path / "site"))
 
     return asked
@@ -153,9 +159,19 @@ def test_prefix_cache(ask, kind, engine):
     same_tokens(cached, uncached)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs of one host")
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_gpus(ask, kind):
+    both = {"tp_size": 2, "base_gpu_id": 0, "disable_custom_all_reduce": True}
+    plain, repeated = ask(kind, TURNS, **both)
+    ours, again = ask(kind, TURNS, {"window": 8}, **both)
+    same_tokens(ours, plain)
+    same_tokens(again, repeated)
+
+
 def flags(kind):
     """The engine's settings as a command line."""
-    values = {**settings(kind), "load_format": "dummy", "dtype": "float16", "sampling_backend": "pytorch"}
+    values = {**settings(kind), "load_format": "dummy", "dtype": DTYPE, "sampling_backend": "pytorch"}
     words = ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-metrics"]
     for name, value in values.items():
         flag = "--" + name.replace("_", "-")
@@ -179,7 +195,8 @@ def test_a_server_under_load_answers_as_a_quiet_one(tmp_path, preset):
 
     log, choose = tmp_path / "log.txt", random.Random(5)
     words = [*flags("gdn"), "--replayssm", preset]
-    with serving(write_model("small-gdn", tmp_path), log, words, environment(None, on_gpu(tmp_path / "site"))) as port:
+    path, machine = write_model("small-gdn", tmp_path, DTYPE), environment(None, on_gpu(tmp_path / "site"))
+    with serving(path, log, words, machine) as port:
         quiet = [answer(port, prompt, TOKENS) for prompt in PROMPTS]
         with ThreadPoolExecutor(48) as clients:
             gone = [clients.submit(generate, port, PROMPTS[i % 8], 3000, 0.5) for i in range(40)]

@@ -35,7 +35,7 @@ def test_native_is_what_the_engine_has():
         "env_overrides": {"TRTLLM_USE_MAMBA_REPLAY": "1", "TRTLLM_USE_GDN_REPLAY": "1"},
         "speculative_config": MTP,
     }
-    assert config.to_env() == {"TRTLLM_USE_MAMBA_REPLAY": "1", "TRTLLM_USE_GDN_REPLAY": "1"}
+    assert ReplaySSMConfig().to_env(MTP) == {"TRTLLM_USE_MAMBA_REPLAY": "1", "TRTLLM_USE_GDN_REPLAY": "1"}
 
 
 def test_plugin_carries_plain_data_to_the_ranks():
@@ -48,7 +48,8 @@ def test_plugin_carries_plain_data_to_the_ranks():
     assert ReplaySSMConfig(**carried).precision("float16").read_copy == "nvfp4"
     assert carried["window"] == 16
     assert arguments["kv_cache_config"] == {"use_kv_cache_manager_v2": True, "mamba_ssm_cache_dtype": "float16"}
-    assert json.loads(config.to_env()[ENV_CONFIG])["mode"] == "plugin"
+    in_a_shell = ReplaySSMConfig(window=16, decode=True, read_copy="nvfp4")
+    assert json.loads(in_a_shell.to_env()[ENV_CONFIG]) == in_a_shell.to_llm_kwargs()["model_kwargs"]["replay_ssm"]
 
 
 def test_nested_configurations_get_it_where_the_text_model_is():
@@ -180,6 +181,6 @@ def test_environment_of_the_process_counts(monkeypatch):
         ReplaySSMConfig(decode=True).to_llm_kwargs()
 
 
-@pytest.mark.parametrize("kind", ["Eagle3", "DFlash", "PARD", "SA", "mtp"])
+@pytest.mark.parametrize("kind", ["Eagle3", "Eagle", "DFlash", "PARD", "SA", "MTP"])
 def test_drafters_that_report_acceptance_on_the_device(kind):
     assert ReplaySSMConfig(decode=True).to_llm_kwargs({"decoding_type": kind, "max_draft_len": 2})

@@ -12,6 +12,7 @@ from small_engine import installed, models
 from replayssm import UnsupportedError
 from replayssm_trtllm import compat, doctor, llm_fields, surface
 from replayssm_trtllm.architectures import ARCHITECTURES
+from replayssm_trtllm.speculation import tokens_per_step
 from replayssm_trtllm.surface import COMMON, SYMBOLS, V2, V2_MODULE, find
 
 CONTRACT = json.loads(Path(__file__).with_name("contract.json").read_text(encoding="utf-8"))
@@ -57,8 +58,17 @@ def test_the_surface_asks_for_nothing_that_was_not_recorded(generation):
 def test_configuration_names_are_those_recorded():
     assert set(CONTRACT["config"]["kv_cache_config"]) <= llm_fields.KV_CACHE_FIELDS
     assert set(CONTRACT["config"]["mamba_ssm_cache_dtype"]) == set(llm_fields.STATE_DTYPES)
+    assert set(CONTRACT["config"]["speculative_config"]) <= llm_fields.SPECULATIVE_FIELDS
     known = {value for name, value in vars(llm_fields).items() if name.startswith("ENV_")}
     assert set(CONTRACT["config"]["env"]) <= known
+
+
+@pytest.mark.parametrize("kind", CONTRACT["config"]["tokens_per_gen_step"])
+def test_tokens_of_a_step_are_those_recorded(kind):
+    rule = CONTRACT["config"]["tokens_per_gen_step"][kind]
+    for drafts in (1, 3, 8):
+        expected = 2 * drafts if rule == "2 * max_draft_len" else 1 + drafts
+        assert tokens_per_step({"decoding_type": kind, "max_draft_len": drafts}) == expected
 
 
 @each_variant

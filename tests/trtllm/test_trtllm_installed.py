@@ -11,6 +11,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ needs_model = pytest.mark.skipif(not MODEL, reason="REPLAYSSM_TRTLLM_MODEL names
 CONTRACT = json.loads(Path(__file__).with_name("contract.json").read_text(encoding="utf-8"))
 PROMPTS = ("The capital of France is", "1, 1, 2, 3, 5, 8,", "def fibonacci(n):")
 MTP = {"decoding_type": "MTP", "max_draft_len": 3}
+MARK = "greedy tokens: "
 
 
 def test_the_installed_generation_is_known():
@@ -46,9 +49,26 @@ def test_each_symbol_is_as_recorded(symbol):
         assert set(recorded) <= set(inspect.signature(found).parameters)
 
 
-def tokens(**kwargs):
+def tokens(fields, speculative):
+    """Greedy tokens of a process of its own: once registered, the plugin's models stay in theirs.
+
+    Args:
+        fields: of ReplaySSMConfig, None for the engine alone.
+    """
+    request = json.dumps({"fields": fields, "speculative": speculative})
+    result = subprocess.run(
+        [sys.executable, __file__], input=request, stdout=subprocess.PIPE, text=True, check=True, timeout=1800
+    )
+    return json.loads(result.stdout.rpartition(MARK)[2].splitlines()[0])
+
+
+def decode(fields, speculative):
     from tensorrt_llm import LLM, SamplingParams
 
+    if fields is None:
+        kwargs = {"kv_cache_config": {"mamba_ssm_cache_dtype": "float32"}, "speculative_config": speculative}
+    else:
+        kwargs = ReplaySSMConfig(**fields).to_llm_kwargs(speculative)
     llm = LLM(MODEL, **kwargs)
     try:
         outputs = llm.generate(list(PROMPTS), SamplingParams(max_tokens=96, temperature=0.0))
@@ -58,10 +78,13 @@ def tokens(**kwargs):
 
 
 @needs_model
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("speculative", [None, MTP], ids=["decode", "drafts"])
 def test_the_same_greedy_tokens_as_the_engine_alone(backend, speculative):
-    plain = {} if speculative is None else {"speculative_config": speculative}
-    expected = tokens(kv_cache_config={"mamba_ssm_cache_dtype": "float32"}, **plain)
-    config = ReplaySSMConfig(decode=True, window=16, checkpoint_dtype="float32", backend=backend)
-    assert tokens(**config.to_llm_kwargs(speculative)) == expected
+    fields = {"decode": True, "window": 16, "checkpoint_dtype": "float32", "backend": backend}
+    assert tokens(fields, speculative) == tokens(None, speculative)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"\n{MARK}{json.dumps(decode(**json.load(sys.stdin)))}\n")

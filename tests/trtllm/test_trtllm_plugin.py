@@ -54,7 +54,13 @@ def test_settings_come_from_the_model_or_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "not JSON"), ("[1]", "expected a mapping"), ('{"windw": 3}', "did you mean 'window'")]
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected a mapping"),
+        ('{"windw": 3}', "did you mean 'window'"),
+        ('{"mode": "native"}', "mode='native'"),
+    ],
 )
 def test_a_bad_environment_is_refused(monkeypatch, text, message):
     monkeypatch.setenv(ENV_CONFIG, text)
@@ -101,6 +107,27 @@ def test_the_selector_is_wrapped_once_and_keeps_its_signature():
 @pytest.mark.usefixtures("engine")
 def test_models_without_a_configuration_get_the_engines_own_manager():
     assert select(models.model_config(config(carried=None)), None) is compat.probe().manager
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TRTLLM_USE_PY_MAMBA", "TRTLLM_MAMBA2_MTP_USE_CUSTOM_OP", "TRTLLM_USE_MAMBA_REPLAY", "TRTLLM_USE_GDN_REPLAY"],
+)
+def test_a_rank_looks_at_its_environment(monkeypatch, engine, name):
+    monkeypatch.setenv(name, "1")
+    made = config()
+    with pytest.raises(UnsupportedError, match=f"{name}=1"):
+        engine[made.architectures[0]](models.model_config(made))
+
+
+def test_a_rank_compares_the_state_with_the_configuration(monkeypatch):
+    with pytest.raises(
+        InputError, match=r"checkpoint_dtype='float16', and the recurrent state is float32; set kv_cache"
+    ):
+        Life(monkeypatch, "C", "mamba2", fields={"window": 6, "checkpoint_dtype": "float16"})
+    assert ReplaySSMConfig(checkpoint_dtype="float16").precision("float16")
+    with pytest.raises(InputError, match="is float64"):
+        ReplaySSMConfig().precision("float64")
 
 
 @pytest.mark.usefixtures("engine")
@@ -242,6 +269,13 @@ def test_estimates_know_dtypes_by_name(monkeypatch, state):
     made.pretrained_config.torch_dtype = "float32"
     estimate = type(life.manager)._extra_state_bytes_per_rank(made, made.mapping)
     assert estimate == life.manager.scratch_seen
+
+
+def test_an_estimate_without_a_resolved_dtype_takes_the_configured_one(monkeypatch):
+    fields = {"window": 5, "read_copy": "nvfp4", "checkpoint_dtype": "float16"}
+    life = Life(monkeypatch, "C", "mamba2", fields=fields, dtype=torch.float32, ssm=torch.float16)
+    made = models.model_config(life.config.pretrained_config, ssm_dtype=None)
+    assert type(life.manager)._extra_state_bytes_per_rank(made, made.mapping) == life.manager.scratch_seen
 
 
 def test_a_layer_of_the_cache_without_a_mixer_is_refused(monkeypatch):

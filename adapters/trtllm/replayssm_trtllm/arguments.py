@@ -1,16 +1,15 @@
-"""From a `ReplaySSMConfig` to LLM arguments and environment variables, with every refusal that they allow."""
+"""From a `ReplaySSMConfig` to LLM arguments and environment variables; every rule is applied here, whoever asks."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import torch
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from replayssm import InputError, UnsupportedError
-from replayssm_trtllm.llm_checks import check_arguments, check_environment, check_names, section
+from replayssm_trtllm.config import NATIVE, PLUGIN, ReplaySSMConfig
+from replayssm_trtllm.llm_checks import check_arguments, check_environment, check_names, mapping, overrides
 from replayssm_trtllm.llm_fields import (
     CUDA_GRAPHS,
     ENV_CONFIG,
@@ -19,6 +18,7 @@ from replayssm_trtllm.llm_fields import (
     ENV_OVERRIDES,
     KV_CACHE,
     MODEL_KWARGS,
+    NESTED,
     PHILOX_ROUNDS,
     REPLAY_KEY,
     SPECULATIVE,
@@ -26,13 +26,10 @@ from replayssm_trtllm.llm_fields import (
     STATE_ROUNDING,
     USE_V2,
 )
-from replayssm_trtllm.speculation import DYNAMIC_FIELDS, check_speculation, tokens_per_step
+from replayssm_trtllm.mode_checks import check_native, check_plugin
+from replayssm_trtllm.speculation import check_speculation, tokens_per_step
 
-if TYPE_CHECKING:
-    from replayssm_trtllm.config import ReplaySSMConfig
-
-GDN_LONGEST_STEP = 8
-"""T that TensorRT-LLM's own GDN replay serves at most; above it falls back to snapshots."""
+NATIVE_ENV = {ENV_MAMBA_REPLAY: "1", ENV_GDN_REPLAY: "1"}
 
 
 def llm_arguments(
@@ -44,103 +41,89 @@ def llm_arguments(
     nested: str | None,
 ) -> dict[str, Any]:
     """See `ReplaySSMConfig.to_llm_kwargs`."""
-    given = dict(llm or {})
-    check_names(given)
-    check_arguments(given)
+    given = dict(mapping(llm, "llm"))
     speculative = _speculation(speculative, given)
+    _check_choices(sm, nested)
+    check_names(given)
     check_speculation(speculative)
-    plugin = config.resolved_mode == "plugin"
-    check_environment(os.environ | _strings(section(given, ENV_OVERRIDES)), plugin)
-    ours = _plugin(config, speculative, given, nested) if plugin else _native(config, speculative, sm)
+    check_arguments(given)
+    plugin = config.resolved_mode == PLUGIN
+    check_environment(os.environ | overrides(given), plugin)
+    if plugin:
+        check_plugin(config, speculative, given)
+        carried: dict[str, Any] = {REPLAY_KEY: _carried(config, speculative)}
+        ours: dict[str, Any] = {MODEL_KWARGS: carried if nested is None else {nested: carried}}
+    else:
+        check_native(config, speculative, given, sm)
+        ours = {ENV_OVERRIDES: NATIVE_ENV}
+    ours |= _written(config)
     if speculative is not None:
         ours[SPECULATIVE] = dict(speculative)
     return _merged(given, ours, "")
 
 
-def environment(config: ReplaySSMConfig) -> dict[str, str]:
+def environment(config: ReplaySSMConfig, speculative: Mapping[str, Any] | None, *, sm: int | None) -> dict[str, str]:
     """See `ReplaySSMConfig.to_env`."""
-    if config.resolved_mode == "native":
-        return {ENV_MAMBA_REPLAY: "1", ENV_GDN_REPLAY: "1"}
-    return {ENV_CONFIG: json.dumps(config.model_dump() | {"mode": "plugin"})}
-
-
-def visible_sm() -> int | None:
-    """Compute capability of the visible GPU as one number, None without one."""
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
-
-
-def _native(config: ReplaySSMConfig, speculative: Mapping[str, Any] | None, sm: int | None) -> dict[str, Any]:
-    if speculative is None:
+    llm_arguments(config, speculative, None, sm=sm, nested=None)
+    lost = [name for name, _ in missing({}, _written(config))]
+    if lost:
         raise UnsupportedError(
-            "TensorRT-LLM's own replay needs speculative decoding; pass speculative=..., or set decode=True for the plugin"
+            f"no environment variable carries {', '.join(lost)}; use to_yaml (`replayssm trtllm yaml`) or to_llm_kwargs"
         )
-    dynamic = [name for name in DYNAMIC_FIELDS if speculative.get(name)]
-    if dynamic:
-        raise UnsupportedError(
-            f"speculative_config.{dynamic[0]} changes the draft length at run time, which TensorRT-LLM's own replay "
-            "refuses; leave it out, or use mode='plugin'"
-        )
-    tokens = tokens_per_step(speculative)
-    config.resolved_window(tokens)
-    if tokens > GDN_LONGEST_STEP:
-        raise UnsupportedError(
-            f"{tokens} tokens a step: TensorRT-LLM's own GDN replay serves up to {GDN_LONGEST_STEP} and keeps snapshots "
-            "above, without an error; draft less, or use mode='plugin'"
-        )
+    return {ENV_CONFIG: json.dumps(_carried(config, speculative))} if config.resolved_mode == PLUGIN else NATIVE_ENV
+
+
+def check_complete(config: ReplaySSMConfig, given: Mapping[str, Any]) -> None:
+    """Check that arguments that somebody else wrote hold all that a configuration needs beside itself.
+
+    Raises:
+        InputError: what is missing, and its value.
+    """
+    for name, value in missing(given, _written(config)):
+        raise InputError(f"{name} is missing or left open; ReplaySSMConfig needs {value!r} there")
+
+
+def missing(given: Mapping[str, Any], needed: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths and values that are needed and not given. The manager is not needed: models that replay choose V2 themselves."""
+    for name, value in needed.items():
+        if isinstance(value, Mapping):
+            yield from missing(mapping(given.get(name), name), value, f"{where}{name}.")
+        elif name != USE_V2 and (name not in given or _left_open(name, given[name])):
+            yield f"{where}{name}", value
+
+
+def _written(config: ReplaySSMConfig) -> dict[str, Any]:
+    """What the engine itself must be told, beside a mode's own switch."""
+    native = config.resolved_mode == NATIVE
     cache: dict[str, Any] = {USE_V2: True}
     if config.checkpoint_dtype != "auto":
         cache[STATE_DTYPE] = config.checkpoint_dtype
-    if config.stochastic_rounding:
-        _check_rounding(visible_sm() if sm is None else sm)
+    if native and config.stochastic_rounding:
         cache |= {STATE_ROUNDING: True, PHILOX_ROUNDS: config.philox_rounds}
-    return {KV_CACHE: cache, ENV_OVERRIDES: environment(config)}
+    return {KV_CACHE: cache} if config.graphs else {KV_CACHE: cache, CUDA_GRAPHS: None}
 
 
-def _check_rounding(sm: int | None) -> None:
-    if sm is None:
-        raise InputError("stochastic_rounding natively depends on the GPU and none is visible; pass sm=, e.g. sm=100")
-    if not 100 <= sm < 120:
-        raise UnsupportedError(
-            f"SM {sm}: TensorRT-LLM's own replay rounds stochastically on 100 ≤ SM < 120 and keeps snapshots elsewhere, "
-            "without an error; set stochastic_rounding=False, or mode='plugin', which rounds on every GPU"
-        )
-
-
-def _plugin(
-    config: ReplaySSMConfig, speculative: Mapping[str, Any] | None, given: Mapping[str, Any], nested: str | None
-) -> dict[str, Any]:
-    if speculative is None and not config.decode:
-        raise UnsupportedError("nothing to replay: neither speculation nor decode=True; set one of them")
-    if given.get("torch_compile_config") is not None:
-        raise UnsupportedError("torch_compile_config: a compiled model does not call the plugin; leave it out")
-    if section(given, KV_CACHE).get(STATE_ROUNDING):
-        raise UnsupportedError(
-            f"{KV_CACHE}.{STATE_ROUNDING} is TensorRT-LLM's own; set stochastic_rounding in ReplaySSMConfig instead"
-        )
-    cache: dict[str, Any] = {USE_V2: True}
-    if config.checkpoint_dtype != "auto":
-        cache[STATE_DTYPE] = config.checkpoint_dtype
+def _carried(config: ReplaySSMConfig, speculative: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the ranks receive: nothing is left to choose."""
     window = config.resolved_window(tokens_per_step(speculative))
-    sent = config.model_dump() | {"mode": "plugin", "window": window, "backend": config.resolved_backend}
-    carried: dict[str, Any] = {REPLAY_KEY: sent}
-    ours: dict[str, Any] = {KV_CACHE: cache, MODEL_KWARGS: carried if nested is None else {nested: carried}}
-    if not config.graphs:
-        ours[CUDA_GRAPHS] = None
-    return ours
+    return config.model_dump() | {"mode": PLUGIN, "window": window, "backend": config.resolved_backend}
+
+
+def _check_choices(sm: object, nested: object) -> None:
+    if sm is not None and (not isinstance(sm, int) or isinstance(sm, bool)):
+        raise InputError(f"sm={sm!r} must be a compute capability as one integer, e.g. 90 or 100")
+    if nested not in (None, NESTED):
+        raise InputError(
+            f"nested={nested!r}; ranks look in {NESTED!r} only, use it for composite models or leave it out"
+        )
 
 
 def _speculation(speculative: Mapping[str, Any] | None, given: dict[str, Any]) -> Mapping[str, Any] | None:
     own = given.pop(SPECULATIVE, None)
     if own is not None and speculative is not None and own != speculative:
         raise InputError(f"{SPECULATIVE} is given twice and differs: {own!r} and {speculative!r}")
-    return own if speculative is None else speculative
-
-
-def _strings(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
+    chosen = own if speculative is None else speculative
+    return None if chosen is None else mapping(chosen, SPECULATIVE)
 
 
 def _merged(given: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -148,8 +131,8 @@ def _merged(given: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> di
     for name, value in ours.items():
         path = f"{where}{name}"
         theirs = result.get(name)
-        if isinstance(theirs, Mapping) and isinstance(value, Mapping):
-            result[name] = _merged(theirs, value, f"{path}.")
+        if isinstance(value, Mapping) and (theirs is None or isinstance(theirs, Mapping)):
+            result[name] = _merged(theirs or {}, value, f"{path}.")
         elif name in result and theirs != value and not _left_open(name, theirs):
             raise InputError(f"{path}={theirs!r} contradicts ReplaySSMConfig, which needs {value!r}; leave it out")
         else:
@@ -159,4 +142,4 @@ def _merged(given: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> di
 
 def _left_open(name: str, value: object) -> bool:
     """Whether a user's value only leaves the choice to TensorRT-LLM."""
-    return value == "auto" and name in (USE_V2, STATE_DTYPE)
+    return name in (USE_V2, STATE_DTYPE) and value in ("auto", None)

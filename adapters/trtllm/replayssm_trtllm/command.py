@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,32 @@ _FIELDS = ("mode", "window", "read_copy", "checkpoint_dtype", "stochastic_roundi
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(f"  {name:<7} {text}" for name, text in ACTIONS.items())
-    parser.add_argument("action", choices=tuple(ACTIONS), metavar="ACTION", help=", ".join(ACTIONS))
-    parser.add_argument("file", nargs="?", help="check: the YAML to read")
+    """Add the actions, each with its own arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in ACTIONS.items()}
+    parsers["check"].add_argument("file", type=Path, help="the YAML to read")
+    for name in ("yaml", "env"):
+        _add_fields(parsers[name])
+    parsers["yaml"].add_argument(
+        "--nested", choices=("text_config",), help="where the text model of a composite model is configured"
+    )
+    for name in ("yaml", "env", "check"):
+        parsers[name].add_argument(
+            "--sm", type=int, help="compute capability to configure for, e.g. 100 (of the visible GPU)"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was asked for."""
+    try:
+        print(_text(args), flush=True)  # noqa: T201  a command line prints
+    except BrokenPipeError:
+        # `| head` has read enough; what is still buffered would fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _add_fields(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("auto", "native", "plugin"), help="who does the replay (auto)")
     parser.add_argument("--window", help="records between two state writes, or auto (auto)")
     parser.add_argument("--read-copy", choices=("none", "fp8", "nvfp4"), help="copy that most steps read (none)")
@@ -44,36 +67,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="replay ordinary decode (on, unless --draft asks for speculation)",
     )
     parser.add_argument("--draft", type=int, metavar="N", help="speculate with N drafts a step")
-    parser.add_argument("--decoding-type", default="MTP", help="drafter (default: %(default)s)")
-    parser.add_argument(
-        "--nested", metavar="NAME", help="nested model configuration of the text model, e.g. text_config"
-    )
-    parser.add_argument("--sm", type=int, help="compute capability to configure for, e.g. 100 (of the visible GPU)")
+    parser.add_argument("--decoding-type", help="drafter, with --draft (MTP)")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print what was asked for."""
+def _text(args: argparse.Namespace) -> str:
     if args.action == "path":
-        print(PLUGIN_DIRECTORY)  # noqa: T201  a command line prints
-        return 0
+        return str(PLUGIN_DIRECTORY)
     from replayssm_trtllm.config import ReplaySSMConfig
 
     if args.action == "schema":
-        text = json.dumps(ReplaySSMConfig.model_json_schema(), indent=2)
-    elif args.action == "check":
-        text = _describe(args.file)
-    elif args.action == "env":
-        values = _config(args).to_env()
-        text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())
-    else:
-        speculative = None if args.draft is None else _speculation(args)
-        text = _config(args).to_yaml(speculative, sm=args.sm, nested=args.nested).rstrip()
-    print(text)  # noqa: T201  a command line prints
-    return 0
+        return json.dumps(ReplaySSMConfig.model_json_schema(), indent=2)
+    if args.action == "check":
+        config = ReplaySSMConfig.from_yaml(args.file, sm=args.sm)
+        return f"{config.resolved_mode}: {config!r}"
+    if args.action == "env":
+        values = _config(args).to_env(_speculation(args), sm=args.sm)
+        return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())
+    return str(_config(args).to_yaml(_speculation(args), sm=args.sm, nested=args.nested)).rstrip()
 
 
-def _speculation(args: argparse.Namespace) -> dict[str, Any]:
-    return {"decoding_type": args.decoding_type, "max_draft_len": args.draft}
+def _speculation(args: argparse.Namespace) -> dict[str, Any] | None:
+    from replayssm import InputError
+
+    if args.draft is not None:
+        return {"decoding_type": args.decoding_type or "MTP", "max_draft_len": args.draft}
+    if args.decoding_type is not None:
+        raise InputError(f"--decoding-type {args.decoding_type} drafts nothing without --draft N; add it")
+    return None
 
 
 def _config(args: argparse.Namespace) -> Any:  # noqa: ANN401  pydantic is imported late
@@ -85,13 +105,3 @@ def _config(args: argparse.Namespace) -> Any:  # noqa: ANN401  pydantic is impor
     asked = args.draft is None and given.get("mode") != "native"
     given["decode"] = asked if args.decode is None else args.decode
     return ReplaySSMConfig.from_mapping(given)
-
-
-def _describe(file: str | None) -> str:
-    from replayssm import InputError
-    from replayssm_trtllm.config import ReplaySSMConfig
-
-    if file is None:
-        raise InputError("check needs a YAML file: replayssm trtllm check replay.yaml")
-    config = ReplaySSMConfig.from_yaml(file)
-    return f"{config.resolved_mode}: {config!r}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, model_validator
 
 from replayssm import InputError, PrecisionPolicy
 from replayssm.capability import CAPABILITIES
-from replayssm.layout import MAX_WINDOW
+from replayssm.layout import MAX_DRAFT, MAX_WINDOW
 from replayssm_trtllm.nearest import unknown
 
 CHECKPOINTS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -75,6 +76,10 @@ class ReplaySSMConfig(BaseModel):
             )
         if self.resolved_mode == PLUGIN and self.philox_rounds != 10:
             raise ValueError(f"philox_rounds={self.philox_rounds} is native's; the plugin's generator has 10 rounds")
+        if self.philox_rounds != 10 and not self.stochastic_rounding:
+            raise ValueError(
+                f"philox_rounds={self.philox_rounds} needs stochastic_rounding=True; nothing else is random"
+            )
         return self
 
     @classmethod
@@ -82,12 +87,27 @@ class ReplaySSMConfig(BaseModel):
         """From plain data.
 
         Raises:
-            InputError: what a constructor would refuse, in one line.
+            InputError: no mapping, or what a constructor would refuse, in one line.
         """
+        if not isinstance(values, Mapping):
+            raise InputError(f"ReplaySSMConfig is made from a mapping of its fields, got {type(values).__name__}")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
             raise InputError(f"ReplaySSMConfig: {_one_line(error)}") from None
+
+    @classmethod
+    def from_ranks(cls, values: Any, where: str) -> ReplaySSMConfig:  # noqa: ANN401  whatever a user put there
+        """What `model_kwargs` or the environment carries to the ranks: the plugin's, whether or not it says so.
+
+        Raises:
+            InputError: no mapping, native mode, or what `from_mapping` refuses.
+        """
+        if not isinstance(values, Mapping):
+            raise InputError(f"{where} is a {type(values).__name__}; expected a mapping of ReplaySSMConfig's fields")
+        if values.get("mode") == NATIVE:
+            raise InputError(f"{where} carries the plugin's configuration and has mode='native'; leave one of them out")
+        return cls.from_mapping({**values, "mode": PLUGIN})
 
     @property
     def plugin_only(self) -> list[str]:
@@ -112,8 +132,10 @@ class ReplaySSMConfig(BaseModel):
         """W for T = `tokens`.
 
         Raises:
-            InputError: a window below T, or natively another one than max(16, T).
+            InputError: T above what a ring takes, a window below T, or natively another one than max(16, T).
         """
+        if tokens > MAX_DRAFT:
+            raise InputError(f"{tokens} tokens a step are more than the {MAX_DRAFT} that a ring takes; draft less")
         native = max(NATIVE_WINDOW, tokens)
         if self.window == "auto":
             return native if self.resolved_mode == NATIVE else max(NATIVE_WINDOW, 2 * tokens)
@@ -131,10 +153,15 @@ class ReplaySSMConfig(BaseModel):
         """The core's policy for a state of TensorRT-LLM's dtype ("float32", "bfloat16", "float16").
 
         Raises:
-            InputError: a dtype that no checkpoint has.
+            InputError: a dtype that no checkpoint has, or another one than this configuration asks for.
         """
         if state_dtype not in CHECKPOINTS:
             raise InputError(f"the recurrent state is {state_dtype}; expected one of {', '.join(CHECKPOINTS)}")
+        if self.checkpoint_dtype not in ("auto", state_dtype):
+            raise InputError(
+                f"checkpoint_dtype={self.checkpoint_dtype!r}, and the recurrent state is {state_dtype}; set "
+                f"kv_cache_config.mamba_ssm_cache_dtype: {self.checkpoint_dtype}"
+            )
         copy = None if self.read_copy == "none" else self.read_copy
         return PrecisionPolicy(CHECKPOINTS[state_dtype], self.stochastic_rounding, copy)
 
@@ -177,11 +204,15 @@ class ReplaySSMConfig(BaseModel):
             register_if_installed()
         return arguments
 
-    def to_env(self) -> dict[str, str]:
-        """Environment variables, for engines that are started by a shell."""
+    def to_env(self, speculative: Mapping[str, Any] | None = None, *, sm: int | None = None) -> dict[str, str]:
+        """Environment variables, for engines that are started by a shell. Arguments as those of `to_llm_kwargs`.
+
+        Raises:
+            InputError, UnsupportedError: what `to_llm_kwargs` refuses, and what no variable carries.
+        """
         from replayssm_trtllm.arguments import environment
 
-        return environment(self)
+        return environment(self, speculative, sm=sm)
 
     def to_yaml(
         self,
@@ -197,8 +228,12 @@ class ReplaySSMConfig(BaseModel):
         return write(self, speculative, llm, sm=sm, nested=nested)
 
     @classmethod
-    def from_yaml(cls, source: str) -> ReplaySSMConfig:
-        """The configuration in a `--config` YAML: text, or a path.
+    def from_yaml(cls, source: str | Path, *, sm: int | None = None) -> ReplaySSMConfig:
+        """The configuration in a `--config` YAML, under the rules of `to_llm_kwargs`.
+
+        Args:
+            source: a path, or the text.
+            sm: see `to_llm_kwargs`.
 
         Raises:
             InputError: not YAML, a misspelt field (the nearest valid one is named), or no ReplaySSM in it.
@@ -206,13 +241,14 @@ class ReplaySSMConfig(BaseModel):
         """
         from replayssm_trtllm.yaml_text import read
 
-        return read(source)
+        return read(source, sm=sm)
 
 
 def _one_line(error: ValidationError) -> str:
-    parts = []
+    """One part a field: where a field has alternatives, each of them has an error of its own."""
+    parts: dict[str, list[str]] = {}
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"] if part not in ("constrained-int", "literal['auto']"))
-        text = item["msg"].removeprefix("Value error, ")
-        parts.append(f"{where}={item['input']!r}: {text}" if where else text)
-    return "; ".join(dict.fromkeys(parts))
+        name = str(item["loc"][0]) if item["loc"] else ""
+        where = f"{name}={item['input']!r}: " if name else ""
+        parts.setdefault(where, []).append(item["msg"].removeprefix("Value error, "))
+    return "; ".join(where + ", or ".join(dict.fromkeys(texts)) for where, texts in parts.items())

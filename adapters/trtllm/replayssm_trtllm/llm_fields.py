@@ -1,7 +1,8 @@
 """Names of TensorRT-LLM's LLM arguments and environment, as far as this adapter reads or writes them.
 
-Recorded from public source (docs/engines/tensorrt-llm.md has the links). The two lists of names serve to find a typo
-before a model loads; a name that is in neither list nor near one is left to TensorRT-LLM, which refuses unknown fields.
+Recorded from public source (docs/engines/tensorrt-llm.md has the links). The lists of names serve to find a typo before a
+model loads. A name that is near to none is left to TensorRT-LLM, which refuses unknown fields; in `speculative_config`
+every unknown name is refused, since a field of a later release could change what a verified step is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 REPLAY_KEY = "replay_ssm"
 """Where `model_kwargs` carries the plugin's configuration; it becomes an attribute of the model's configuration."""
+
+NESTED = "text_config"
+"""The configuration of a composite model's text model: the one other place where ranks look for `REPLAY_KEY`."""
 
 ENV_CONFIG = "TRTLLM_REPLAYSSM_CONFIG"
 """The same as JSON; workers inherit only variables whose names begin with TRTLLM or TLLM."""
@@ -59,3 +63,20 @@ KV_CACHE_FIELDS = frozenset(
     )
 )
 """Fields of `kv_cache_config`."""
+
+SPECULATIVE_FIELDS = frozenset(
+    (
+        *("decoding_type", "max_draft_len", "max_total_draft_tokens", "speculative_model", "speculative_model_dir"),
+        *("max_concurrency", "draft_len_schedule", "load_format", "use_rejection_sampling", "enable_penalty"),
+        *("acceptance_rate_window_size", "acceptance_rate_threshold", "acceptance_window"),
+        *("acceptance_length_threshold", "allow_advanced_sampling", "advanced_sampling_mode", "sa_config"),
+        *("use_dynamic_tree", "dynamic_tree_max_topK", "eagle_choices", "greedy_sampling", "posterior_threshold"),
+        *("num_eagle_layers", "max_non_leaves_per_layer", "eagle3_one_model", "eagle3_layers_to_capture"),
+        *("eagle3_model_arch", "num_nextn_predict_layers", "use_mtp_vanilla", "mtp_eagle_one_model"),
+        *("use_relaxed_acceptance_for_thinking", "relaxed_topk", "relaxed_delta", "begin_thinking_phase_token"),
+        *("end_thinking_phase_token", "max_matching_ngram_size", "enable_global_pool", "global_pool_size"),
+        *("mask_token_id", "target_layer_ids", "attention_backend", "medusa_choices"),
+        *("use_sa_spec", "sa_spec_threshold", "max_batch_size"),
+    )
+)
+"""Fields of `speculative_config`, of the drafters that are served and of those that are refused by name."""

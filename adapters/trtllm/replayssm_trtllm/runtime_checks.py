@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from replayssm import LayerKind, UnsupportedError
 from replayssm_trtllm.config import ReplaySSMConfig
 from replayssm_trtllm.kinds import geometry_of
-from replayssm_trtllm.llm_checks import TRANSFER_BACKEND, TRANSFER_RUNTIME
+from replayssm_trtllm.llm_checks import TRANSPORT, check_beams, check_environment, check_transport
 from replayssm_trtllm.settings import text_config
 from replayssm_trtllm.speculation import TREE_FIELDS
 from replayssm_trtllm.state import tokens_of
 
 
 def check_model(config: ReplaySSMConfig, kind: LayerKind, model_config: Any, tp: int) -> None:  # noqa: ANN401
-    """Check a model's geometry and speculation against the configuration.
+    """Check this rank's environment, and a model's geometry and speculation against the configuration.
 
     Raises:
         InputError, UnsupportedError: the reason.
     """
+    check_environment(os.environ, plugin=True)
     geometry_of(kind, text_config(model_config.pretrained_config), tp)
     spec_config = getattr(model_config, "spec_config", None)
     check_spec_config(spec_config)
@@ -46,9 +48,7 @@ def check_manager_arguments(arguments: Mapping[str, Any]) -> None:
     Raises:
         UnsupportedError: beam search, a connector, or draft trees.
     """
-    width = arguments.get("max_beam_width")
-    if width not in (None, 1):
-        raise UnsupportedError(f"max_beam_width={width}: a beam search would copy rings at each step; use 1")
+    check_beams(arguments.get("max_beam_width"))
     if arguments.get("kv_connector_manager") is not None:
         raise UnsupportedError("a KV connector moves attention blocks and neither state nor ring; use none")
     check_spec_config(arguments.get("spec_config"))
@@ -60,11 +60,5 @@ def check_disaggregation(is_disagg: bool, transceiver: Any) -> None:  # noqa: AN
     Raises:
         UnsupportedError: not NIXL with the Python runtime.
     """
-    if not is_disagg:
-        return
-    for name, wanted in (("backend", TRANSFER_BACKEND), ("transceiver_runtime", TRANSFER_RUNTIME)):
-        value = getattr(transceiver, name, None)
-        if value != wanted:
-            raise UnsupportedError(
-                f"cache_transceiver_config.{name}={value!r}; recurrent states move with {wanted} only"
-            )
+    if is_disagg:
+        check_transport({name: getattr(transceiver, name, None) for name in TRANSPORT})

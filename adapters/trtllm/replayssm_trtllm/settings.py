@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from replayssm import InputError
-from replayssm_trtllm.config import PLUGIN, ReplaySSMConfig
-from replayssm_trtllm.llm_fields import ENV_CONFIG, REPLAY_KEY
-
-NESTED = "text_config"
+from replayssm_trtllm.config import ReplaySSMConfig
+from replayssm_trtllm.llm_fields import ENV_CONFIG, NESTED, REPLAY_KEY
 
 
 def read_settings(pretrained: Any) -> ReplaySSMConfig | None:  # noqa: ANN401  a Hugging Face configuration
@@ -28,7 +26,7 @@ def read_settings(pretrained: Any) -> ReplaySSMConfig | None:  # noqa: ANN401  a
     text = os.environ.get(ENV_CONFIG)
     if text:
         found[ENV_CONFIG] = _parse(text)
-    configs = {where: _read(value, where) for where, value in found.items()}
+    configs = {where: ReplaySSMConfig.from_ranks(value, where) for where, value in found.items()}
     if len(set(configs.values())) > 1:
         raise InputError(f"{' and '.join(configs)} hold different configurations; keep one of them")
     return next(iter(configs.values()), None)
@@ -50,9 +48,3 @@ def _parse(text: str) -> Any:  # noqa: ANN401
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{ENV_CONFIG} is not JSON: {error}") from None
-
-
-def _read(value: Any, where: str) -> ReplaySSMConfig:  # noqa: ANN401
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where} holds a {type(value).__name__}; expected a mapping of ReplaySSMConfig's fields")
-    return ReplaySSMConfig.from_mapping({**value, "mode": PLUGIN})

@@ -46,7 +46,9 @@ def bytes_per_rank(
     pretrained = text_config(model_config.pretrained_config)
     activation = _dtype(getattr(pretrained, "torch_dtype", None), DEFAULT_ACTIVATION)
     quantization = getattr(model_config, "quant_config", None)
-    state_dtype = _dtype(getattr(quantization, "mamba_ssm_cache_dtype", None), activation)
+    state_dtype = _dtype(
+        getattr(quantization, "mamba_ssm_cache_dtype", None), _dtype(config.checkpoint_dtype, activation)
+    )
     layout = layer_layout(
         config,
         geometry_of(kind, pretrained, engine.effective_tp(mapping)),

@@ -1,4 +1,4 @@
-"""The YAML of `trtllm-serve --config`: written from a configuration, and read back."""
+"""The YAML of `trtllm-serve --config`: written from a configuration, and read back under the same rules."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import yaml
 
 from replayssm import InputError
-from replayssm_trtllm.arguments import llm_arguments
-from replayssm_trtllm.config import NATIVE, PLUGIN, ReplaySSMConfig
-from replayssm_trtllm.llm_checks import check_arguments, check_names, section
+from replayssm_trtllm.arguments import check_complete, llm_arguments
+from replayssm_trtllm.config import NATIVE, ReplaySSMConfig
+from replayssm_trtllm.llm_checks import check_arguments, check_names, overrides, section
 from replayssm_trtllm.llm_fields import (
     ENV_GDN_REPLAY,
     ENV_MAMBA_REPLAY,
     ENV_OVERRIDES,
     KV_CACHE,
     MODEL_KWARGS,
+    NESTED,
     PHILOX_ROUNDS,
     REPLAY_KEY,
-    SPECULATIVE,
     STATE_DTYPE,
     STATE_ROUNDING,
 )
 from replayssm_trtllm.nearest import nearest
-from replayssm_trtllm.speculation import check_speculation, tokens_per_step
+from replayssm_trtllm.yaml_file import load
 
 
 def write(
@@ -51,65 +51,52 @@ def write(
     return "".join(f"# {line}\n" for line in notes) + body
 
 
-def read(source: str) -> ReplaySSMConfig:
+def read(source: str | Path, *, sm: int | None) -> ReplaySSMConfig:
     """See `ReplaySSMConfig.from_yaml`."""
-    arguments = _parse(source)
-    check_names(arguments)
-    check_arguments(arguments)
-    speculative = arguments.get(SPECULATIVE)
-    check_speculation(speculative)
-    carried = _carried(section(arguments, MODEL_KWARGS))
-    if carried is None:
-        return _native(arguments)
-    config = ReplaySSMConfig.from_mapping({**carried, "mode": carried.get("mode", PLUGIN)})
-    config.resolved_window(tokens_per_step(speculative))
+    given = load(source)
+    check_names(given)
+    model_kwargs = section(given, MODEL_KWARGS)
+    places: dict[str | None, Mapping[str, Any]] = {None: model_kwargs, NESTED: section(model_kwargs, NESTED)}
+    found = {nested: place[REPLAY_KEY] for nested, place in places.items() if _has_replay(place)}
+    unread = [name for name, value in model_kwargs.items() if isinstance(value, Mapping) and REPLAY_KEY in value]
+    if unread not in ([], [NESTED]):
+        raise InputError(
+            f"{MODEL_KWARGS}.{unread[0]} holds {REPLAY_KEY!r}, and ranks look in {NESTED} only; move it there"
+        )
+    if len(found) > 1:
+        raise InputError(f"{MODEL_KWARGS} holds {REPLAY_KEY!r} {len(found)} times; expected it once")
+    if not found:
+        config, nested = _native(given), None
+    else:
+        nested, carried = found.popitem()
+        config = ReplaySSMConfig.from_ranks(carried, f"{MODEL_KWARGS}.{REPLAY_KEY}")
+    # What stands there is what was just read; all else must agree with it.
+    others = {name: value for name, value in given.items() if name != MODEL_KWARGS}
+    llm_arguments(config, None, others, sm=sm, nested=nested)
+    check_complete(config, given)
     return config
 
 
-def _parse(source: str) -> dict[str, Any]:
-    text = source
-    if "\n" not in source and ":" not in source:
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise InputError(f"{source!r} is neither YAML nor a readable file: {error}") from None
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"the YAML holds a {type(values).__name__}; expected a mapping of LLM arguments")
-    return values
-
-
-def _carried(model_kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The plugin's configuration in `model_kwargs`, at the top or in one nested configuration."""
-    places = [model_kwargs, *(value for value in model_kwargs.values() if isinstance(value, Mapping))]
-    for place in places:
-        close = [name for name in place if name != REPLAY_KEY and nearest(str(name), [REPLAY_KEY])]
-        if close:
-            raise InputError(f"{MODEL_KWARGS} has {close[0]!r}; did you mean {REPLAY_KEY!r}?")
-    found = [place[REPLAY_KEY] for place in places if REPLAY_KEY in place]
-    if len(found) > 1:
-        raise InputError(f"{MODEL_KWARGS} holds {REPLAY_KEY!r} {len(found)} times; expected it once")
-    if found and not isinstance(found[0], Mapping):
-        raise InputError(f"{MODEL_KWARGS}.{REPLAY_KEY} is a {type(found[0]).__name__}; expected a mapping")
-    return found[0] if found else None
+def _has_replay(place: Mapping[str, Any]) -> bool:
+    for name in place:
+        if name != REPLAY_KEY and nearest(name, (REPLAY_KEY,)):
+            raise InputError(f"{MODEL_KWARGS} has {name!r}; did you mean {REPLAY_KEY!r}?")
+    return REPLAY_KEY in place
 
 
 def _native(arguments: Mapping[str, Any]) -> ReplaySSMConfig:
-    environment = section(arguments, ENV_OVERRIDES)
-    if not any(str(environment.get(name)) == "1" for name in (ENV_MAMBA_REPLAY, ENV_GDN_REPLAY)):
+    check_arguments(arguments)
+    environment = overrides(arguments)
+    if not any(environment.get(name) == "1" for name in (ENV_MAMBA_REPLAY, ENV_GDN_REPLAY)):
         raise InputError(
             f"no ReplaySSM in this YAML: neither {MODEL_KWARGS}.{REPLAY_KEY} (plugin) nor {ENV_MAMBA_REPLAY} or "
             f"{ENV_GDN_REPLAY} in {ENV_OVERRIDES} (native); `replayssm trtllm yaml` writes one"
         )
     cache = section(arguments, KV_CACHE)
-    return ReplaySSMConfig.from_mapping(
-        {
-            "mode": NATIVE,
-            "checkpoint_dtype": cache.get(STATE_DTYPE, "auto"),
-            "stochastic_rounding": cache.get(STATE_ROUNDING, False),
-            "philox_rounds": cache.get(PHILOX_ROUNDS, 10),
-        }
-    )
+    found = {
+        "mode": NATIVE,
+        "checkpoint_dtype": cache.get(STATE_DTYPE),
+        "stochastic_rounding": cache.get(STATE_ROUNDING),
+        "philox_rounds": cache.get(PHILOX_ROUNDS),
+    }
+    return ReplaySSMConfig.from_mapping({name: value for name, value in found.items() if value is not None})

@@ -1,4 +1,4 @@
-"""`replayssm bench sglang`: milliseconds of a decode step of the real engine, plain, with its own replay and with ours."""
+"""`replayssm bench sglang`: the real engine's decode steps and concurrency, plain, with its own replay and with ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from replayssm.errors import InputError
 from replayssm_sglang.bench.dummy import write_entry_point
-from replayssm_sglang.bench.engines import MODES, OURS, OWN, PLAIN, replay_config, served, settings, sized
+from replayssm_sglang.bench.engines import MODES, OURS, OWN, PLAIN, replay_config, served, settings, sized, unsized
 from replayssm_sglang.bench.geometries import CONFIGS, PUBLISHED, write_model
 from replayssm_sglang.bench.processes import Job, measure, scratch
 
@@ -34,6 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", type=int, default=256, metavar="N", help="tokens before the first step (256)")
     parser.add_argument("--steps", type=int, default=64, metavar="N", help="steps that are timed, whole windows (64)")
+    parser.add_argument(
+        "--concurrency",
+        action="store_true",
+        help="how many requests of prompt + steps tokens an engine holds at its memory fraction, in place of times",
+    )
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="engines that start together (2)")
     parser.add_argument(
         "--logs", type=Path, default=Path("bench-sglang-logs"), metavar="DIR", help="the engines' output"
@@ -68,8 +73,10 @@ def _jobs(args: argparse.Namespace, path: str, model: str) -> Iterator[Job]:
     for draft in args.draft:
         tokens = args.prompt + args.steps + 32 + 2 * draft
         module, variables = ("throughput", accepted) if draft > 1 else ("step", {})
+        if args.concurrency:
+            module = "capacity"
         for mode in (mode for mode in args.mode if served(model, mode, draft)):
-            engine = {**settings(path, mode, draft), **sized(args.batch, tokens)}
+            engine = settings(path, mode, draft) | (unsized() if args.concurrency else sized(args.batch, tokens))
             plan = {"engine": engine, "batches": args.batch, "prompt": args.prompt, "steps": args.steps}
             labels = {"model": model, "mode": mode, "draft": draft}
             yield Job(f"replayssm_sglang.bench.{module}", plan, replay_config(mode), labels, variables)
@@ -84,6 +91,8 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("batch", "draft"):
         if min(getattr(args, name)) < 1:
             raise InputError(f"--{name}={min(getattr(args, name))} must be at least 1")
+    if args.concurrency and args.parallel > 1:
+        raise InputError("--concurrency takes all of the GPU's memory: --parallel must be 1")
     if max(args.draft) > 1 and not 1 <= args.accept_length <= min(d for d in args.draft if d > 1):
         raise InputError(f"--accept-length={args.accept_length} must be from 1 to the draft length")
 

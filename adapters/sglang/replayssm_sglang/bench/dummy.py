@@ -1,4 +1,4 @@
-"""A plugin of SGLang for processes that make up their weights: decay rates that decay, and weights that tell tokens apart.
+"""A plugin of SGLang for processes that make up their weights: ones that decay, tell tokens apart, and are complete.
 
 Its entry point is written to a folder for PYTHONPATH, so that no installed server has it.
 """
@@ -34,6 +34,8 @@ def register() -> None:
 
     HookRegistry.register(_DUMMY_WEIGHTS, _scale, HookType.BEFORE)
     HookRegistry.register(_DUMMY_WEIGHTS, _decay, HookType.AFTER)
+    HookRegistry.register(_DUMMY_WEIGHTS, _tell_shards_apart, HookType.AFTER)
+    HookRegistry.register(_DUMMY_WEIGHTS, _derive, HookType.AFTER)
 
 
 def _scale(model: Foreign, *_args: Foreign, **options: Foreign) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -46,3 +48,17 @@ def _decay(_result: None, model: Foreign, *_args: Foreign, **_options: Foreign) 
     for name, weight in model.named_parameters():
         if name.endswith(".A"):
             weight.data.copy_(-weight.data.abs() - 0.01)
+
+
+def _tell_shards_apart(_result: None, model: Foreign, *_args: Foreign, **_options: Foreign) -> None:
+    """Every rank makes up the same numbers: tokens of two shards of a vocabulary would tie, whatever the logits."""
+    for module in model.modules():
+        if hasattr(module, "shard_indices"):
+            rank = module.shard_indices.org_vocab_start_index // len(module.weight)
+            module.weight.data.copy_(module.weight.data.roll(rank, dims=-1))
+
+
+def _derive(_result: None, model: Foreign, *_args: Foreign, **_options: Foreign) -> None:
+    """SGLang 0.5.16 computes the absorbed weights of Kimi-Linear's attention only where it loads some: none, here."""
+    if type(model).__name__ == "KimiLinearForCausalLM":
+        model.load_weights(iter(()))

@@ -77,6 +77,11 @@ def sized(batches: list[int], tokens: int) -> Settings:
     }
 
 
+def unsized() -> Settings:
+    """Pools that fill the memory fraction, and no graphs beside them."""
+    return {"disable_cuda_graph": True}
+
+
 def _is_mamba2(model: str) -> bool:
     return "nemotron" in model or "mamba2" in model
 

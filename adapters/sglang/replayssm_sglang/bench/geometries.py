@@ -169,7 +169,9 @@ def kda(hidden: int, width: int, layers: int, heads: int, experts: int, vocabula
     }
 
 
-_NANO_4B = "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-"
+# Nemotron-3-Nano-4B's 21 Mamba-2, 4 attention and 17 dense layers, its first attention moved to the front: the Triton
+# attention of SGLang 0.5.16 asks layer 0 for the size of its values.
+_NANO_4B = "*M-M-M-MM-M-M-M-M*-M-M-M*-M-M-MM*-MMM-M-M-"
 
 CONFIGS: dict[str, Callable[[], Config]] = {
     # Vocabularies are cut: the output projection is no part of what is measured.
@@ -178,7 +180,7 @@ CONFIGS: dict[str, Callable[[], Config]] = {
     # Kimi-Linear-48B with 8 of its 27 layers and 16 of its 256 experts.
     "kimi-linear-cut": lambda: kda(2304, 9216, 8, 32, 16, 32768),
     "small-gdn": lambda: gdn(512, 1024, 4, (4, 2), (4, 2), 2048),
-    "small-mamba2": lambda: mamba2(512, 1024, "M-M*-M-M", (4, 2), (8, 64, 2), 2048),
+    "small-mamba2": lambda: mamba2(512, 1024, "*M-M-M-M", (4, 2), (8, 64, 2), 2048),
     "small-kda": lambda: kda(512, 1024, 4, 4, 8, 2048),
 }
 """Name → configuration; the small ones are for tests."""
@@ -187,9 +189,22 @@ PUBLISHED = tuple(name for name in CONFIGS if not name.startswith("small"))
 """What is measured."""
 
 
-def write_model(name: str, folder: Path) -> Path:
-    """Write the configuration of a model to a folder of its own in `folder`; the engine makes up the weights."""
+def write_model(name: str, folder: Path, dtype: str = "bfloat16") -> Path:
+    """Write the configuration of a model to a folder of its own in `folder`; the engine makes up the weights.
+
+    Args:
+        name: one of `CONFIGS`.
+        folder: where its folder goes.
+        dtype: of the weights; what the engine is started with, for Kimi-Linear reads both.
+    """
     path = folder / name
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(CONFIGS[name](), indent=1), encoding="utf-8")
+    (path / "config.json").write_text(json.dumps(_typed(CONFIGS[name](), dtype), indent=1), encoding="utf-8")
     return path
+
+
+def _typed(config: Config, dtype: str) -> Config:
+    """With `dtype` in the configuration and in those within it."""
+    inner = {key: _typed(value, dtype) for key, value in config.items() if isinstance(value, dict)}
+    named: Config = {key: dtype for key in ("dtype", "torch_dtype") if key in config}
+    return {**config, **inner, **named}

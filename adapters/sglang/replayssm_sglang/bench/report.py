@@ -10,8 +10,11 @@ from typing import Any
 from replayssm.records import circumstances, installed, write_json
 
 KEYS = ("model", "batch", "draft")
-BASELINES = {"plain_us": "plain", "sglang_replay_us": "sglang-replay"}
-"""Field → mode that it is of."""
+BASELINES = {"plain": "plain", "sglang_replay": "sglang-replay"}
+"""Start of a field → mode that it is of."""
+
+TIME, CAPACITY = "us", "requests"
+"""What a row holds: a time, less of which is better, or a number of requests."""
 
 
 @dataclass
@@ -20,7 +23,8 @@ class Report:
 
     Attributes:
         meta: device, versions, git ref, command and settings.
-        rows: model, mode, batch, draft, us, plain_us, sglang_replay_us, ratio = plain_us / us.
+        rows: model, mode, batch, draft, us, plain_us, sglang_replay_us, ratio = plain_us / us; or, of engines asked how
+            many requests they hold, model, mode, draft, requests, plain_requests, ratio = requests / plain_requests.
         errors: engines that did not run, with their last words.
     """
 
@@ -44,21 +48,32 @@ class Report:
             print(f"{' '.join(map(str, labels.values()))}: {found['error']}", flush=True)
             return
         row = {**labels, **found}
-        row["us"] = round(row["us"], 1)
+        if TIME in row:
+            row[TIME] = round(row[TIME], 1)
         self.rows.append(row)
         self._compare()
-        print(
-            "  ".join(f"{name}={row.get(name)}" for name in ("model", "mode", "batch", "draft", "us", "ratio")),
-            flush=True,
-        )
+        shown = ("model", "mode", "batch", "draft", TIME, CAPACITY, "ratio")
+        print("  ".join(f"{name}={row[name]}" for name in shown if name in row), flush=True)
 
     def write(self, path: Path) -> None:
         """Write the JSON file."""
         write_json(path, {"meta": {**self.meta, "errors": self.errors}, "rows": self.rows})
 
     def _compare(self) -> None:
-        times = {(*(row[key] for key in KEYS), row["mode"]): row["us"] for row in self.rows}
-        for row in self.rows:
-            here = tuple(row[key] for key in KEYS)
-            row.update({name: times.get((*here, mode)) for name, mode in BASELINES.items()})
-            row["ratio"] = row["plain_us"] and round(row["plain_us"] / row["us"], 3)
+        for what in (TIME, CAPACITY):
+            rows = [row for row in self.rows if what in row]
+            found = {(*_place(row), row["mode"]): row[what] for row in rows}
+            for row in rows:
+                row.update({f"{name}_{what}": found.get((*_place(row), mode)) for name, mode in BASELINES.items()})
+                row["ratio"] = _times_better(row, what)
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in KEYS)
+
+
+def _times_better(row: Mapping[str, Any], what: str) -> float | None:
+    here, plain = row[what], row[f"plain_{what}"]
+    if plain is None:
+        return None
+    return round(float(plain / here if what == TIME else here / plain), 3)

@@ -7,10 +7,9 @@ from unittest import mock
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-_DUMMY_WEIGHTS = "sglang.srt.model_loader.weight_utils.initialize_dummy_weights"
+from replayssm_sglang.bench import dummy
+
 _SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
-SCALE = "REPLAYSSM_TEST_WEIGHT_SCALE"
-"""Largest dummy weight; SGLang's own are so small that all tokens come out alike."""
 
 
 def redirect() -> None:
@@ -19,9 +18,8 @@ def redirect() -> None:
     _build_trees_in_triton()
     for name in ("fused_conv_window_scatter_with_mask", "fused_mamba_state_scatter_with_mask"):
         HookRegistry.register(_SCATTER + name, scatter, HookType.REPLACE)
-    if SCALE in os.environ:
-        HookRegistry.register(_DUMMY_WEIGHTS, _scaled, HookType.BEFORE)
-        HookRegistry.register(_DUMMY_WEIGHTS, _decaying, HookType.AFTER)
+    if dummy.WEIGHT_SCALE in os.environ:
+        dummy.register()
 
 
 def scatter(dst, src, dst_indices_raw, step_indices_raw, src_indices_raw=None) -> None:
@@ -49,15 +47,3 @@ def _build_trees_in_triton() -> None:
     cache_locs._is_xpu = spec_tree._is_xpu = True
     with mock.patch.object(utils, "is_xpu", return_value=True):
         importlib.import_module("sglang.kernels.ops.speculative.reconstruct_tree")
-
-
-def _scaled(model, *args, **kwargs):
-    bound = float(os.environ[SCALE])
-    return (model,), {**kwargs, "low": -bound, "high": bound}
-
-
-def _decaying(_, model, *args, **kwargs):
-    """Mamba-2 has no states that grow; dummy rates are of either sign."""
-    for name, weight in model.named_parameters():
-        if name.endswith(".A"):
-            weight.data.copy_(-weight.data.abs() - 0.01)
