@@ -122,8 +122,8 @@ def _refusal(row: Capability, layout: StateLayout, device: torch.device, mode: s
     key_dim = layout.recurrence.key_dim
     if row.key_dims is not None and key_dim not in row.key_dims:
         return f"backend {row.backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
-    if row.backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 32:
-        return f"backend 'triton' reads NVFP4 in words of eight by four threads: K = {key_dim} is below 32"
+    if row.backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 64:
+        return f"backend 'triton' reads NVFP4 by blocks of 16, one or two by each of four threads: K = {key_dim} is below 64"
     return ""
 
 

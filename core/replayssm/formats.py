@@ -175,9 +175,12 @@ class Nvfp4Format:
         scale = (rows.amax(dim=-1) / E4M3_GRID.max_value).float()
         row_scale = _of_rows(scale, row_max.shape[-1])
         block_scale = round_to_grid(_divide(block_max, row_scale), E4M3_GRID)
-        unit = (block_scale * row_scale)[..., None]
+        unit = block_scale * row_scale
+        # A product with the inverse, as kernels do it; a unit too small to have one leaves zeros.
+        smallest = torch.finfo(torch.float32).tiny
+        inverse = torch.where(unit >= smallest, 1.0 / unit.clamp(min=smallest), torch.zeros_like(unit))[..., None]
         block_noise = None if noise is None else noise.unflatten(-1, (-1, BLOCK))
-        values = round_to_grid(_divide(blocks, unit), E2M1_GRID, block_noise).flatten(-2)
+        values = round_to_grid(blocks * inverse, E2M1_GRID, block_noise).flatten(-2)
         return _pack_e2m1(values), block_scale.to(torch.float8_e4m3fn), scale
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
@@ -208,7 +211,7 @@ _E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def _pack_e2m1(values: Tensor) -> Tensor:
     grid = torch.tensor(_E2M1_MAGNITUDES, dtype=values.dtype, device=values.device)
-    code = torch.bucketize(values.abs().contiguous(), grid) | (values < 0).to(torch.int64) << 3
+    code = torch.bucketize(values.abs().contiguous(), grid) | torch.signbit(values).to(torch.int64) << 3
     low, high = code.unflatten(-1, (-1, 2)).unbind(-1)
     packed: Tensor = low | high << 4
     return packed.to(torch.uint8)

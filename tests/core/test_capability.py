@@ -29,7 +29,7 @@ def test_triton_is_refused_off_its_devices_and_sizes(monkeypatch):
     narrow = replace(
         LAYOUT, recurrence=replace(LAYOUT.recurrence, key_dim=16), precision=PrecisionPolicy(read_copy="nvfp4")
     )
-    assert "K = 16 is below 32" in supports("triton", narrow, torch.device("cuda"))[1]
+    assert "K = 16 is below 64" in supports("triton", narrow, torch.device("cuda"))[1]
     monkeypatch.setitem(sys.modules, "replayssm.backends.fused", None)
     load_backend.cache_clear()
     with pytest.raises(UnsupportedError, match="needs Triton"):

@@ -142,5 +142,5 @@ def test_a_policy_that_a_backend_cannot_do_names_what_works(preset, monkeypatch)
     served, reason = supports("triton", layout, torch.device("cpu"))
     assert not served
     assert reason.endswith("; backend 'naive' and 'torch' serve it all")
-    expected = {"shared-nvfp4": "checkpoint nvfp4; it serves fp32, bf16, fp16, fp8", "dual-nvfp4": "K = 16 is below 32"}
+    expected = {"shared-nvfp4": "checkpoint nvfp4; it serves fp32, bf16, fp16, fp8", "dual-nvfp4": "K = 16 is below 64"}
     assert expected[preset] in reason

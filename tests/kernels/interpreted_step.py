@@ -38,9 +38,9 @@ CHECKPOINTS = {
 
 
 def recurrence_for(kind: str, precision: PrecisionPolicy) -> Recurrence:
-    """The layer, with the 32 numbers a key that NVFP4 needs."""
+    """The layer, with the 64 numbers a key that NVFP4 needs."""
     r = GEOMETRY[kind]
-    return replace(r, key_dim=32) if precision.read_copy == "nvfp4" else r
+    return replace(r, key_dim=64) if precision.read_copy == "nvfp4" else r
 
 
 def new_tokens(r: Recurrence, draft: int, raw: bool) -> TokenInputs:

@@ -1,8 +1,8 @@
 """What steps that do not flush read, and what is written for them: the checkpoint itself, or a low-precision read copy.
 
-NVFP4 (`replayssm.formats`): a thread reads whole words of eight nibbles, in the order of K. A nibble's exponent and
-mantissa, moved to where fp32 has them, are its value times 2^-126; its block's e4m3 scale, times 2^100, makes that a
-normal number that TF32 holds exactly, and the rest of the powers of two goes, with the scale of 16 rows, into what was read.
+Numbers of a copy are exact in bf16, but for powers of two, and so are products of e2m1 numbers with their e4m3 scales. Rows
+of V meet the tensor cores as the left side of a product of bf16 numbers; x, in as many bf16 parts as it needs, is its right
+side. `unpack.py` takes the words of a copy apart.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import load_parts, load_row_scales, round_to_grid, store_tile
-from replayssm.kernels.tile import columns, flat_columns, unflat
-
-LIFT = tl.constexpr(2.0**100)
-REST = tl.constexpr(2.0**26)
+from replayssm.kernels.tile import columns, flat_columns, join_parts, load_x_parts, parts, reorder, unflat
+from replayssm.kernels.unpack import NVFP4_REST, copy_order, dot_bf16, fp8_values, nvfp4_values
 
 
 @triton.jit
@@ -34,44 +32,88 @@ def head_pointers(
 
 @triton.jit
 def load_read(p_read, p_block_scale, o_n, end, K: tl.constexpr, E: tl.constexpr, P: tl.constexpr, READ: tl.constexpr):
-    """Rows of what is read, as stored: parts of `matrix.load_parts`, or words `[BV, M, E / 2]` of nibbles and scales."""
-    b_scale = 0.0
+    """Rows of what is read, as stored, and scales of blocks, those of a thread in one number.
+
+    o_n: rows of V, of a state times P, plus the part.
+    """
+    b_scale = 0
     if READ == "nvfp4":
-        b_live = (o_n < end)[:, None, None]
-        o_word = columns(K // 8, E // 8)
+        b_live = o_n < end
         p_words = p_read.to(tl.pointer_type(tl.int32)) + (o_n * (K // 8))[:, None, None]
-        b_stored = tl.load(p_words + o_word, mask=b_live, other=0)
-        b_scale = tl.load(p_block_scale + (o_n * (K // 16))[:, None, None] + o_word // 2, mask=b_live, other=0.0)
+        b_stored = tl.load(p_words + columns(K // 8, E // 8), mask=b_live[:, None, None], other=0)
+        p_scale = p_block_scale.to(tl.pointer_type(tl.int16 if E == 32 else tl.int8))
+        o_scale = (o_n * (K // E))[:, None] + tl.arange(0, K // E)[None, :]
+        b_scale = tl.load(p_scale + o_scale, mask=b_live[:, None], other=0)
+    elif READ == "fp8":
+        p_bytes = p_read.to(tl.pointer_type(tl.int8)) + (o_n * K)[:, None, None]
+        b_stored = tl.load(p_bytes + columns(K, E), mask=(o_n < end)[:, None, None], other=0)
     else:
         b_stored = load_parts(p_read, o_n, end, K, E, P)
     return b_stored, b_scale
 
 
 @triton.jit
-def read_values(b_stored, b_scale, READ: tl.constexpr):
-    """`load_read` → fp32 as products take it, `[K / P, BV P]`, but for what `load_factors` gives."""
-    if READ == "nvfp4":
-        N: tl.constexpr = b_stored.shape[0]
-        M: tl.constexpr = b_stored.shape[1]
-        W: tl.constexpr = b_stored.shape[2]
-        o_shift = (tl.arange(0, 8) * 4)[None, None, None, :]
-        b_code = b_stored[:, :, :, None] >> o_shift
-        b_value = (((b_code & 8) << 28) | ((b_code & 7) << 22)).to(tl.float32, bitcast=True)
-        b_value = b_value * (b_scale.to(tl.float32) * LIFT)[:, :, :, None]
-        b_out = tl.reshape(b_value, [N, M, W * 8])
-    else:
-        b_out = b_stored.to(tl.float32)
-    return flat_columns(b_out)
-
-
-@triton.jit
 def load_factors(p_scale, o_v, end, READ: tl.constexpr):
-    """What was read of each row of V is times this, `[BV]`."""
+    """What `read_tile` gives for each row of V is times this, `[BV]`."""
     if READ == "nvfp4":
-        b_factor = tl.load(p_scale + o_v // 16, mask=o_v < end, other=0.0) * REST
+        b_factor = tl.load(p_scale + o_v // 16, mask=o_v < end, other=0.0) * NVFP4_REST
     else:
         b_factor = load_row_scales(p_scale, o_v, end, READ == "fp8")
     return b_factor
+
+
+@triton.jit
+def place_x(
+    p_x, b_live, b_decay, K: tl.constexpr, E: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
+    READ: tl.constexpr, CHANNEL: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Rows of a step at pointers `p_x [X]`, by channel times e^b_decay, as `read_tile` takes them.
+
+    For a state `[P X, K / P]`. For a copy `[K, n X]`, in n bf16 numbers each: one where that is exact, two for what decays
+    by channel and for fp16, four for fp32.
+    """
+    X: tl.constexpr = p_x.shape[0]
+    if READ == "fp8" or READ == "nvfp4":
+        b_x = tl.load(p_x[:, None] + tl.arange(0, K)[None, :], mask=b_live[:, None], other=0.0)
+        if CHANNEL:
+            M: tl.constexpr = K // (4 * E)
+            b_x = b_x.to(tl.float32) * tl.exp(tl.reshape(unflat(b_decay, E), [b_decay.shape[0], M * 4 * E]))
+        if b_x.dtype == tl.bfloat16:
+            b_parts = b_x
+        elif DOT == "tf32":
+            b_parts = bf16_pair(b_x.to(tl.float32))
+        else:
+            b_rest = b_x - tl.sum(tl.reshape(bf16_pair(b_x).to(tl.float32), [2, X, K]), axis=0)
+            b_all = tl.permute(tl.join(bf16_pair(b_x), bf16_pair(b_rest)), (2, 0, 1))
+            b_parts = tl.reshape(b_all, [4 * X, K])
+        b_out = tl.trans(copy_order(b_parts, ER, READ))
+    else:
+        b_out = load_x_parts(p_x, b_live, K, ER, P)
+        if CHANNEL:
+            b_out *= tl.exp(parts(tl.broadcast_to(reorder(b_decay, E, ER), [X, K]), P, ER))
+    return b_out
+
+
+@triton.jit
+def bf16_pair(b_x):
+    """fp32 `[X, K]` → two bf16 numbers each, whose sum is within 2^-17: `[2 X, K]`."""
+    b_high = b_x.to(tl.bfloat16)
+    b_low = (b_x - b_high.to(tl.float32)).to(tl.bfloat16)
+    return tl.reshape(tl.permute(tl.join(b_high, b_low), (2, 0, 1)), [2 * b_x.shape[0], b_x.shape[1]])
+
+
+@triton.jit
+def read_tile(
+    b_stored, b_scale, b_x, X: tl.constexpr, E: tl.constexpr, P: tl.constexpr, READ: tl.constexpr, DOT: tl.constexpr
+):  # fmt: skip
+    """What X rows of a step read of rows of V, but for `load_factors`: `[BV, X]`. b_stored, b_scale: of `load_read`."""
+    if READ == "fp8" or READ == "nvfp4":
+        b_value = fp8_values(b_stored, E) if READ == "fp8" else nvfp4_values(b_stored, b_scale, E)
+        b_all = dot_bf16(b_value, b_x)
+        b_read = tl.sum(tl.reshape(b_all, [b_all.shape[0], b_all.shape[1] // X, X]), axis=1)
+    else:
+        b_read = join_parts(tl.dot(b_x, flat_columns(b_stored.to(tl.float32)), input_precision=DOT), P)
+    return b_read
 
 
 @triton.jit
@@ -87,27 +129,36 @@ def store_copy(
 
 @triton.jit
 def store_nibbles(b_s, p_copy, p_block_scale, p_scale, o_v, V: tl.constexpr, K: tl.constexpr):
-    """`[BV, M, 4 E]` in the order of K → NVFP4; see `formats.Nvfp4Format.encode`."""
-    BV: tl.constexpr = b_s.shape[0]
+    """`[16, M, 4 E]` in the order of K → NVFP4; see `formats.Nvfp4Format.encode`."""
+    N: tl.constexpr = b_s.shape[0]
     b_live = o_v < V
-    # As in `formats`: what a scale that rounds up still decodes to is finite.
-    b_blocks = tl.reshape(tl.minimum(tl.maximum(b_s, -(2.0**126)), 2.0**126), [BV, K // 16, 16])
+    b_blocks = tl.reshape(b_s, [N, K // 16, 16])
     b_max = tl.max(tl.abs(b_blocks), axis=2) / 6.0
-    b_tile = tl.max(tl.reshape(tl.max(b_max, axis=1), [BV // 16, 16]), axis=1) / 448.0
-    b_row = tl.reshape(tl.broadcast_to(b_tile[:, None], [BV // 16, 16]), [BV])[:, None]
-    b_scale = tl.minimum(b_max / tl.where(b_row > 0.0, b_row, 1.0), 448.0)
+    scale = tl.max(tl.max(b_max, axis=1), axis=0) / 448.0
+    b_scale = tl.minimum(b_max / tl.where(scale > 0.0, scale, 1.0), 448.0)
     b_scale = round_to_grid(b_scale, 0.0, 3, -6, False)
-    b_unit = (b_scale * b_row)[:, :, None]
-    b_value = tl.where(b_unit > 0.0, b_blocks / tl.where(b_unit > 0.0, b_unit, 1.0), 0.0)
-    b_value = round_to_grid(tl.minimum(tl.maximum(b_value, -6.0), 6.0), 0.0, 1, 0, False)
-    # 0, ½, 1, 1½, 2, 3, 4, 6 have the codes 0 to 7.
-    b_twice = (tl.abs(b_value) * 2.0).to(tl.int32)
-    b_code = tl.where(b_twice < 4, b_twice, tl.where(b_twice < 8, b_twice // 2 + 2, b_twice // 4 + 4))
-    b_code = b_code | tl.where(b_value < 0.0, 8, 0)
-    b_low, b_high = tl.split(tl.reshape(b_code, [BV, K // 2, 2]))
-    p_bytes = p_copy + o_v[:, None] * (K // 2) + tl.arange(0, K // 2)[None, :]
-    tl.store(p_bytes, (b_low | (b_high << 4)).to(tl.uint8), mask=b_live[:, None])
-    p_blocks = p_block_scale + o_v[:, None] * (K // 16) + tl.arange(0, K // 16)[None, :]
+    b_unit = b_scale * scale
+    # The inverse of a unit, unless it is too small to have one.
+    b_inverse = tl.where(b_unit >= 2.0**-126, tl.div_rn(1.0, tl.maximum(b_unit, 2.0**-126)), 0.0)
+    b_code = e2m1_code(b_blocks * b_inverse[:, :, None])
+    # As many nibbles as a thread has next to each other.
+    Q: tl.constexpr = min(b_s.shape[2] // 4, 8)
+    b_words = tl.sum(tl.reshape(b_code, [N, K // Q, Q]) << (tl.arange(0, Q) * 4)[None, None, :], axis=2)
+    p_words = p_copy.to(tl.pointer_type(tl.int32 if Q == 8 else tl.int16))
+    o_word = (o_v * (K // Q))[:, None] + tl.arange(0, K // Q)[None, :]
+    tl.store(p_words + o_word, b_words.to(p_words.dtype.element_ty), mask=b_live[:, None])
+    p_blocks = p_block_scale + (o_v * (K // 16))[:, None] + tl.arange(0, K // 16)[None, :]
     tl.store(p_blocks, b_scale.to(p_block_scale.dtype.element_ty), mask=b_live[:, None])
-    o_tile = tl.max(tl.reshape(o_v // 16, [BV // 16, 16]), axis=1)
-    tl.store(p_scale + o_tile, b_tile, mask=o_tile * 16 < V)
+    tl.store(p_scale + tl.min(o_v, axis=0) // 16, scale)
+
+
+@triton.jit
+def e2m1_code(b_x):
+    """The nearest of 0, ½, 1, 1½, 2, 3, 4, 6 as 0 to 7, ties to even codes, and 8 for a sign; beyond 6 is 6.
+
+    Each step of ½, 1 or 2 has its sum in which fp32 keeps whole steps only; the coarsest that is fine enough counts least.
+    """
+    b_abs = tl.minimum(tl.abs(b_x), 6.0)
+    b_half, b_one, b_two = tl.fma(b_abs, 2.0, 12582912.0), b_abs + 12582914.0, tl.fma(b_abs, 0.5, 12582916.0)
+    b_sum = tl.minimum(tl.minimum(b_half, b_one), b_two)
+    return (b_sum.to(tl.int32, bitcast=True) & 7) | ((b_x.to(tl.int32, bitcast=True) >> 28) & 8)

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.copies import head_pointers, store_copy
-from replayssm.kernels.fold import fold_columns, fold_values, load_window
-from replayssm.kernels.matrix import load_tile, store_tile
-from replayssm.kernels.ring import history_rows, load_values
+from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile
+from replayssm.kernels.ring import history_rows, load_units, load_values
+from replayssm.kernels.tile import tile_rows
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -43,7 +44,8 @@ def fold_kernel(
         target = tl.load(p_target + i_row).to(tl.int64)
         if (target < 0) | (target >= slots):
             return
-    o_v = i_tile * BV + tl.arange(0, BV)
+    first = i_tile * BV
+    o_v = first + tile_rows(BV)
     p_from = source_state + source * s_source + i_head * V * K
     p_from_scale = source_scale + source * s_source_scale + i_head * V
     p_to = target_state + target * s_target + i_head * V * K
@@ -58,7 +60,7 @@ def fold_kernel(
     SCALED: tl.constexpr = SOURCE_FORMAT == "fp8"
     if count == 0:
         for i in tl.static_range(K // C):
-            b_s = load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED)
+            b_s = saturate(load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED), LARGEST)
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
             store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
     else:
@@ -71,18 +73,20 @@ def fold_kernel(
             p_value = raw_value_ring + source * s_raw + i_head * R * V
         origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
         p_key = key_ring + source * s_key + i_group * R * K
+        p_gate = gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1)
+        b_unit = load_units(key_scale_ring + source * s_key_scale + i_group * R, p_gate, origin, count, o_j, R, DELTA)
+        b_pairs = tl.zeros([J, J], dtype=tl.float32)
+        if EXACT and not CHANNEL:
+            b_pairs = key_pairs(p_key, origin, count, o_j, K, R, E, DOT)
         b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen = load_window(
-            p_key,
-            key_scale_ring + source * s_key_scale + i_group * R,
-            beta_ring + source * s_beta + i_head * R,
-            gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1),
-            rate, origin, count, o_j, K, R, J, E, DELTA, CHANNEL, EXACT, DOT,
+            b_pairs, b_unit, p_key, beta_ring + source * s_beta + i_head * R, p_gate, rate, origin, count, o_j,
+            K, R, J, E, CHANNEL, EXACT,
         )  # fmt: skip
         o_hist, b_live = history_rows(origin, count, o_j, R), o_j < count
-        b_value = load_values(p_value, o_hist, o_v, b_live, V, V).to(tl.float32)
+        b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32)
         b_value = fold_values(
             p_from, p_from_scale, o_v, b_value, p_key + o_hist * K, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
-            b_seen, V, K, C, E, SCALED, CHANNEL, EXACT, DOT,
+            b_seen, V, K, E, SCALED, CHANNEL, EXACT, DOT,
         )  # fmt: skip
         for i in tl.static_range(K // C):
             b_s = fold_columns(

@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.matrix import load_tile
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate
 from replayssm.kernels.primitives import dot_exact, solve_unit_lower
-from replayssm.kernels.ring import age, channel_decay, history_rows, load_history
+from replayssm.kernels.ring import channel_decay, head_decay, history_rows, load_keys
 from replayssm.kernels.tile import flat, load_rows
 
 
@@ -44,7 +44,7 @@ def channel_scores(p_keys, p_gates, b_live, o_j, K: tl.constexpr, J: tl.constexp
     One pair of exponentials a record would overflow, so pairs go by the largest power of two that parts them. A loop over
     columns keeps registers few, and code short.
     """
-    C: tl.constexpr = min(K, 32)
+    C: tl.constexpr = min(K, max(32, 4 * E))
     b_scores = tl.zeros([J, J], dtype=tl.float32)
     for i in range(K // C):
         b_key = flat(load_rows(p_keys + i * C, b_live, C, E))
@@ -55,53 +55,61 @@ def channel_scores(p_keys, p_gates, b_live, o_j, K: tl.constexpr, J: tl.constexp
 
 
 @triton.jit
+def key_pairs(p_key, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr):
+    """Products of the records' keys with each other, `[J, J]`: all heads of a group have them in common."""
+    b_key = load_keys(p_key, origin, count, o_j, K, R, E)
+    return tl.dot(b_key, tl.trans(b_key), input_precision=DOT)
+
+
+@triton.jit
 def load_window(
-    p_key, p_key_scale, p_beta, p_gate, rate, origin, count, o_j,
-    K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, E: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
-    EXACT: tl.constexpr, DOT: tl.constexpr,
+    b_pairs, b_unit, p_key, p_beta, p_gate, rate, origin, count, o_j,
+    K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, E: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """What a head's tiles share in a fold.
+    """What a head's tiles share in a fold. b_pairs: of `key_pairs`, where the head has one decay and EXACT; b_unit: of
+    `ring.load_units`.
 
     Returns:
         the records' weights `[J]` at the end of the history and the state's log decay; for EXACT their weights `[J]` as the
         checkpoint sees them, β `[J]` and the inverse `[J, J]` of the transposed system; by channel the keys `[J, K]` at
         the end, and as the checkpoint sees them.
     """
-    b_key, b_unit, b_after, whole = load_history(
-        p_key, p_key_scale, p_gate, rate, origin, count, o_j, K, R, E, DELTA, CHANNEL
-    )
-    b_aged, b_weight = age(b_key, b_unit, b_after, CHANNEL)
-    b_seen, b_seen_weight, b_beta, b_inverse = b_aged, b_weight, b_weight, tl.zeros([J, J], dtype=tl.float32)
+    b_older = o_j[:, None] > o_j[None, :]
+    b_weight, b_seen_weight, b_aged, b_seen, b_scores = b_unit, b_unit, b_unit, b_unit, b_pairs
+    if CHANNEL:
+        b_key = load_keys(p_key, origin, count, o_j, K, R, E)
+        o_row = history_rows(origin, count, o_j, R)
+        b_after, whole = channel_decay(p_gate + o_row * K, o_j < count, o_j, K, E)
+        b_aged = b_key * tl.exp(b_after)
+        if EXACT:
+            b_seen = b_key * tl.exp(whole - b_after)
+            b_scores = channel_scores(p_key + o_row * K, p_gate + o_row * K, o_j < count, o_j, K, J, E)
+    else:
+        b_after, whole = head_decay(p_gate, rate, origin, count, o_j, R)
+        b_weight = b_unit * tl.exp(b_after)
+        if EXACT:
+            b_seen_weight = b_unit * tl.exp(whole - b_after)
+            b_scores = b_pairs * tl.exp(tl.where(b_older, b_after[:, None] - b_after[None, :], float("-inf")))
+    b_beta, b_inverse = b_weight, b_scores
     if EXACT:
         b_beta = tl.load(p_beta + history_rows(origin, count, o_j, R), mask=o_j < count, other=0.0)
-        b_older = o_j[:, None] > o_j[None, :]
-        if CHANNEL:
-            b_seen, b_seen_weight = b_key * tl.exp(whole - b_after), b_unit
-            o_row = history_rows(origin, count, o_j, R)
-            b_scores = channel_scores(p_key + o_row * K, p_gate + o_row * K, o_j < count, o_j, K, J, E)
-        else:
-            b_seen_weight = b_unit * tl.exp(whole - b_after)
-            b_decay = tl.exp(tl.where(b_older, b_after[:, None] - b_after[None, :], float("-inf")))
-            b_scores = tl.dot(b_key, tl.trans(b_key), input_precision=DOT) * b_decay
         b_a = tl.where(b_older, b_scores * b_unit[:, None] * (b_unit * b_beta)[None, :], 0.0)
         b_inverse = solve_unit_lower(b_a, o_j, J)
-    if not CHANNEL:
-        # Keys as they are in the ring serve both; tiles load them again.
-        b_aged, b_seen = b_weight, b_weight
     return b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen
 
 
 @triton.jit
 def fold_values(
     p_state, p_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight, b_seen,
-    V: tl.constexpr, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, CHANNEL: tl.constexpr,
-    EXACT: tl.constexpr, DOT: tl.constexpr,
+    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """w_j u_j `[BV, J]` of rows `o_v` of a stored state, from values `[BV, J]`.
 
     Values are those of the ring of raw values for EXACT, else of u (delta rule) or x (Mamba-2). p_keys: where the
-    records' keys are, `[J]`.
+    records' keys are, `[J]`. Its sums over k go by the same columns whatever else is stored, so that bits are the same.
     """
+    C: tl.constexpr = K if CHANNEL else min(K, max(32, 4 * E))
     b_u = b_value
     if EXACT:
         b_read = tl.zeros_like(b_value)
@@ -124,4 +132,4 @@ def fold_columns(
     b_s = load_tile(p_state, p_scale, o_v, column, V, K, C, E, SCALED)
     # Keys that decay by channel are not exact in TF32, whatever the activations.
     b_keys = b_aged if CHANNEL else flat(load_rows(p_keys + column, b_live, C, E))
-    return dot_exact(b_values, b_keys, b_s * tl.exp(whole), "tf32x3" if CHANNEL else DOT)
+    return saturate(dot_exact(b_values, b_keys, b_s * tl.exp(whole), "tf32x3" if CHANNEL else DOT), LARGEST)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm import formats
 from replayssm.kernels.tile import columns, flat, load_rows, store_rows, unflat
+
+LARGEST = tl.constexpr(formats.LARGEST)
+
+
+@triton.jit
+def saturate(b_x, limit):
+    """Numbers within ± limit."""
+    return tl.minimum(tl.maximum(b_x, -limit), limit)
 
 
 @triton.jit
@@ -94,7 +103,7 @@ def store_tile(
             b_noise = noise_tile(seed, slot, flushes, o_element)
         b_out = round_to_grid(b_out, b_noise, 3 if FORMAT == "fp8" else 10, -6 if FORMAT == "fp8" else -14, SR)
     if FORMAT == "fp16":
-        b_out = tl.minimum(tl.maximum(b_out, -65504.0), 65504.0)
+        b_out = saturate(b_out, 65504.0)
     if FORMAT == "fp8":
-        b_out = tl.minimum(tl.maximum(b_out, -448.0), 448.0)
+        b_out = saturate(b_out, 448.0)
     store_rows(p_state + o_v * K + column, b_out, b_live, C, E)

@@ -11,48 +11,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.ring import STRONGEST, age, history_rows, load_history, wrap
-from replayssm.kernels.tile import flat, load_x_parts, parts, reorder
+from replayssm.kernels.ring import STRONGEST, channel_decay, head_decay, history_rows, load_keys, wrap
+from replayssm.kernels.tile import flat
+
+
+@triton.jit
+def key_reach(p_key, b_x, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr):
+    """k_jᵀ x, `[J, BX]`: all heads of a group have them in common."""
+    return tl.dot(load_keys(p_key, origin, count, o_j, K, R, E), tl.trans(b_x), input_precision=DOT)
 
 
 @triton.jit
 def load_reach(
-    p_x, b_live, b_x_end, b_path, b_gate, p_q, p_k, o_x,
-    p_key, p_key_scale, p_gate, rate, origin, count, o_j,
+    b_dots, b_unit, b_x_end, b_path, b_gate, p_q, p_k, o_x,
+    p_key, p_gate, rate, origin, count, o_j,
     K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, E: tl.constexpr,
-    ER: tl.constexpr, P: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, DOT: tl.constexpr,
+    CHANNEL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Reach `[J, BX]`; x in parts, as the state is loaded, `[P BX, K / P]`; and the decay of what they read of the state.
+    """Reach `[J, BX]`, and the log decay of what rows read of the state: a number, or by channel `[1 or BX, K]`.
 
-    p_x: where the rows of the step are, `[BX]`; b_x_end, b_path: rows and, by channel, log decays at the end of the
-    history; b_gate, p_q, p_k: gate, query and key of a single token.
+    b_dots: of `key_reach`, where a head has one decay; b_unit: of `ring.load_units`; b_x_end, b_path: rows and, by channel,
+    log decays at the end of the history; b_gate, p_q, p_k: gate, query and key of a single token.
     """
-    BX: tl.constexpr = o_x.shape[0]
-    state_decay = 1.0
     if CHANNEL and T == 1:
-        b_reach, whole = reach_of_one(
-            p_k, p_q, b_gate, p_key, p_key_scale, p_gate, origin, count, o_j, o_x, K, R, J, BT
-        )
-        b_all = b_path + flat(tl.reshape(whole, [1, K // (4 * E), 4 * E]))
+        b_reach, whole = reach_of_one(p_k, p_q, b_gate, p_key, b_unit, p_gate, origin, count, o_j, o_x, K, R, J, BT)
+        whole = b_path + flat(tl.reshape(whole, [1, K // (4 * E), 4 * E]))
+    elif CHANNEL:
+        o_row = history_rows(origin, count, o_j, R)
+        b_after, whole = channel_decay(p_gate + o_row * K, o_j < count, o_j, K, E)
+        b_aged = load_keys(p_key, origin, count, o_j, K, R, E) * tl.exp(b_after)
+        b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_unit[:, None]
+        whole = b_path + whole
     else:
-        b_key, b_unit, b_after, whole = load_history(
-            p_key, p_key_scale, p_gate, rate, origin, count, o_j, K, R, E, DELTA, CHANNEL
-        )
-        b_aged, b_weight = age(b_key, b_unit, b_after, CHANNEL)
-        b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_weight[:, None]
-        if CHANNEL:
-            b_all = b_path + whole
-        else:
-            state_decay = tl.exp(whole)
-    b_x_parts = load_x_parts(p_x, b_live, K, ER, P)
-    if CHANNEL:
-        b_x_parts *= tl.exp(parts(tl.broadcast_to(reorder(b_all, E, ER), [BX, K]), P, ER))
-    return b_reach, b_x_parts, state_decay
+        b_after, whole = head_decay(p_gate, rate, origin, count, o_j, R)
+        b_reach = b_dots * (b_unit * tl.exp(b_after))[:, None]
+    return b_reach, whole
 
 
 @triton.jit
 def reach_of_one(
-    p_k, p_q, b_gate, p_key, p_key_scale, p_gate, origin, count, o_j, o_x,
+    p_k, p_q, b_gate, p_key, b_unit, p_gate, origin, count, o_j, o_x,
     K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Reach `[J, BX]` of the key and the query of a single token, decay per channel; `b_gate [K]` its own.
@@ -73,7 +71,6 @@ def reach_of_one(
     o_four = tl.max_contiguous(o_k, [4])
     b_key = tl.load(p_key + o_row[:, None] * K + o_four[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
     b_aged = b_key * tl.exp(b_after + b_gate[None, :])
-    b_unit = tl.load(p_key_scale + o_row, mask=b_live, other=0.0)
     b_of_k = b_unit * tl.sum(b_aged * tl.load(p_k + o_k).to(tl.float32)[None, :], axis=1)
     b_of_q = b_unit * tl.sum(b_aged * tl.load(p_q + o_k).to(tl.float32)[None, :], axis=1)
     b_reach = tl.where((o_x == BT)[None, :], b_of_q[:, None], 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.tile import flat, load_rows
+from replayssm.kernels.tile import flat, load_rows, to_tile, value_columns, value_rows
 
 # e^-100 is 0 in fp32; a bound keeps differences of sums accurate after a decay that is stronger still.
 STRONGEST = tl.constexpr(-100.0)
@@ -28,30 +28,29 @@ def history_rows(origin, count, o_j, R: tl.constexpr):
 
 
 @triton.jit
-def load_history(
-    p_key, p_key_scale, p_gate, rate, origin, count, o_j,
-    K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr,
-):  # fmt: skip
-    """The records but for their values.
+def load_keys(p_key, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
+    """The records' keys `[J, K]`."""
+    return flat(load_rows(p_key + history_rows(origin, count, o_j, R) * K, o_j < count, K, E))
 
-    Returns:
-        keys `[J, K]`; the unit `[J]` of each, 1/‖k‖ or Δ; `after`, the log decay by the records after each, `[J]`, or
-        `[J, K]` by channel; `whole`, that of the state by all records, a number or `[1, K]`.
-    """
+
+@triton.jit
+def load_units(p_key_scale, p_gate, origin, count, o_j, R: tl.constexpr, DELTA: tl.constexpr):
+    """The unit `[J]` of each record: 1/‖k‖, or Δ."""
+    return tl.load(
+        (p_key_scale if DELTA else p_gate) + history_rows(origin, count, o_j, R), mask=o_j < count, other=0.0
+    )
+
+
+@triton.jit
+def head_decay(p_gate, rate, origin, count, o_j, R: tl.constexpr):
+    """Log decays by the records after each, `[J]`, and of the state by all records, a number."""
     b_live = o_j < count
     o_row = history_rows(origin, count, o_j, R)
-    b_key = flat(load_rows(p_key + o_row * K, b_live, K, E))
-    if CHANNEL:
-        b_after, whole = channel_decay(p_gate + o_row * K, b_live, o_j, K, E)
-    else:
-        b_gate = tl.load(p_gate + o_row, mask=b_live, other=0.0)
-        # A record is decayed by the gates after its own: from one row on.
-        p_next = p_gate + wrap(o_row + 1, R)
-        b_next = tl.maximum(tl.load(p_next, mask=b_live & (o_j > 0), other=0.0) * rate, STRONGEST)
-        b_after = tl.cumsum(b_next, axis=0)
-        whole = tl.sum(tl.maximum(b_gate * rate, STRONGEST), axis=0)
-    b_unit = tl.load(p_key_scale + o_row, mask=b_live, other=0.0) if DELTA else b_gate
-    return b_key, b_unit, b_after, whole
+    b_gate = tl.load(p_gate + o_row, mask=b_live, other=0.0)
+    # A record is decayed by the gates after its own: from one row on.
+    b_next = tl.load(p_gate + wrap(o_row + 1, R), mask=b_live & (o_j > 0), other=0.0)
+    b_after = tl.cumsum(tl.maximum(b_next * rate, STRONGEST), axis=0)
+    return b_after, tl.sum(tl.maximum(b_gate * rate, STRONGEST), axis=0)
 
 
 @triton.jit
@@ -68,18 +67,10 @@ def channel_decay(p_gates, b_live, o_j, C: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def age(b_key, b_unit, b_after, CHANNEL: tl.constexpr):
-    """Keys `[J, K]` and weights `[J]`: value times weight times key is what a record adds to the state at the end."""
-    b_weight = b_unit
-    if CHANNEL:
-        b_key = b_key * tl.exp(b_after)
-    else:
-        b_weight = b_unit * tl.exp(b_after)
-    return b_key, b_weight
-
-
-@triton.jit
-def load_values(p_value, o_row, o_v, b_live, end, V: tl.constexpr):
-    """Values `[BV, J]` as stored, of ring rows `o_row`; rows of V below `end`."""
-    b_mask = (o_v < end)[:, None] & b_live[None, :]
-    return tl.load(p_value + o_row[None, :] * V + o_v[:, None], mask=b_mask, other=0.0)
+def load_values(
+    p_value, origin, count, first, end, V: tl.constexpr, R: tl.constexpr, J: tl.constexpr, BV: tl.constexpr
+):  # fmt: skip
+    """Values `[BV, J]` as stored, of the `count` records from `origin`, newest first; rows of V from `first` to `end`."""
+    o_j, o_v = value_columns(J), first + value_rows(BV)
+    p = p_value + history_rows(origin, count, o_j, R) * V + o_v
+    return to_tile(tl.load(p, mask=(o_j < count) & (o_v < end), other=0.0))

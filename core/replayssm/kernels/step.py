@@ -13,16 +13,19 @@ import triton
 import triton.language as tl
 
 from replayssm import inputs
-from replayssm.kernels.copies import head_pointers, load_factors, load_read, read_values, store_copy
-from replayssm.kernels.fold import fold_columns, fold_values, load_window
+from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile, store_copy
+from replayssm.kernels.finish import draft_reach, finish_tile, load_new, store_zeros
+from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
 from replayssm.kernels.matrix import store_tile
 from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
-from replayssm.kernels.reach import load_reach
-from replayssm.kernels.ring import history_rows, load_values, wrap
-from replayssm.kernels.tile import flat, join_parts, load_rows, store_rows, unflat
+from replayssm.kernels.reach import key_reach, load_reach
+from replayssm.kernels.ring import history_rows, load_units, load_values, wrap
+from replayssm.kernels.tile import flat, load_rows, store_rows, tile_rows, unflat
 from replayssm.kernels.tokens import above_mask, load_bias, load_gates, see_tokens, token_pointers
 
 L2_EPS = tl.constexpr(inputs.L2_EPS)
+FOLD_ROWS = tl.constexpr(16)
+"""Rows of V that a fold takes at a time, in fp32."""
 
 
 @triton.jit
@@ -35,8 +38,9 @@ def step_kernel(
     s_state, s_state_scale, s_copy, s_copy_block_scale, s_copy_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
-    T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-    ER: tl.constexpr, P: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
+    T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
+    C: tl.constexpr, E: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
+    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
     RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr, L2NORM: tl.constexpr,
     SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
     DOT: tl.constexpr,
@@ -46,7 +50,6 @@ def step_kernel(
     i_row = tl.load(p_order + tl.program_id(2))
     i_group = i_head // (H // G)
     row = i_row.to(tl.int64)
-    first = i_part * TILES * BV
     slot = tl.load(p_slot + i_row).to(tl.int64)
     length = tl.load(p_length + i_row)
     origin = tl.load(p_origin + i_row)
@@ -56,6 +59,8 @@ def step_kernel(
 
     # What needs no slot is loaded while the plan is on its way.
     BX: tl.constexpr = 2 * BT
+    ROWS: tl.constexpr = TILES * BV
+    first = i_part * ROWS
     o_x = tl.arange(0, BX)
     o_t = o_x % BT
     b_is_q = o_x >= BT
@@ -67,8 +72,7 @@ def step_kernel(
     bias = load_bias(dt_bias + o_gate, K, E, T, CHANNEL, RAW and HAS_BIAS)
     b_step = tl.zeros([BX], dtype=tl.float32)
     if DELTA:
-        p_step = beta + row * sb_b + o_t * sb_t + i_head
-        b_step = tl.load(p_step, mask=(o_x < T), other=0.0).to(tl.float32)
+        b_step = tl.load(beta + row * sb_b + o_t * sb_t + i_head, mask=o_x < T, other=0.0).to(tl.float32)
     rate, speed = 1.0, 1.0
     if not DELTA:
         rate = tl.load(A + i_head).to(tl.float32)
@@ -77,8 +81,7 @@ def step_kernel(
 
     p_out = out + row * T * H * V + i_head * V
     if slot < 0:
-        for i in range(TILES):
-            store_zeros(p_out, first + i * BV + tl.arange(0, BV), H, V, T, BT)
+        store_zeros(p_out + first, tl.minimum(V - first, ROWS), H, V, T, ROWS)
         return
 
     p_state = state + slot * s_state + i_head * V * K
@@ -86,6 +89,10 @@ def step_kernel(
     p_copy, p_block_scale, p_copy_scale = head_pointers(
         copy, copy_block_scale, copy_scale, slot, s_copy, s_copy_block_scale, s_copy_scale, i_head, V, K, COPY
     )
+    READ: tl.constexpr = FORMAT if COPY == "none" else COPY
+    p_read, p_read_scale = p_state, p_scale
+    if COPY != "none":
+        p_read, p_read_scale = p_copy, p_copy_scale
     p_key = key_ring + slot * s_key + i_group * R * K
     p_key_scale = key_scale_ring + slot * s_key_scale + i_group * R
     p_value = value_ring + slot * s_value + i_head * R * V
@@ -96,39 +103,42 @@ def step_kernel(
     p_z = z + row * sz_b + i_head * V
     p_skip = skip + i_head * s_skip_h
 
-    # The new tokens: what does not depend on the columns.
+    # Keys and queries.
     b_live = o_t < length
     b_is_k = b_live & (o_x < BT)
-    o_new = wrap(wrap(origin + committed, R) + o_t, R)
+    new = wrap(origin + committed, R)
+    o_new = wrap(new + o_t, R)
     b_above = above_mask(p_ancestors + i_row * T * T, o_x, T, BT, TREE)
-    if DELTA:
-        if RAW:
-            b_step = sigmoid(b_step)
-        b_step = tl.where(b_is_k, b_step, 0.0)
-
-    # Keys and queries: b_scores[x, s] of unit s reaches row x, each row through its own decay b_column.
     b_x = tl.where(b_live[:, None], flat(b_x), 0.0)
     b_norm = tl.full([BX], 1.0, dtype=tl.float32)
     if L2NORM:
         b_norm = tl.rsqrt(tl.sum(b_x * b_x, axis=1) + L2_EPS)
     b_scale = b_norm * tl.where(b_is_q, scale, 1.0)
+    b_dots = tl.dot(b_x, tl.trans(b_x), input_precision=DOT) * b_scale[:, None] * b_scale[None, :]
+    if DELTA:
+        if RAW:
+            b_step = sigmoid(b_step)
+        b_step = tl.where(b_is_k, b_step, 0.0)
+
+    # b_scores[x, s] of unit s reaches row x, each row through its own decay b_column.
     if RAW:
         b_gate = activate_gate(b_gate, bias, speed, lower_bound, dt_min, dt_max, DELTA, BOUNDED)
     if not CHANNEL:
         b_gate = tl.where(b_live, b_gate, 0.0)
     elif T > 1:
         b_gate = tl.where(b_live[:, None], b_gate, 0.0)
-    b_scores, b_path, b_x_end, b_decay = see_tokens(
-        b_x, b_gate, b_above, b_is_q, o_x, rate, K, T, BX, BT, E, CHANNEL, DOT
-    )
-    b_column = b_scale * b_decay
     if not DELTA:
         b_step = tl.where(b_is_k, b_gate, 0.0)
-    b_scores = b_scores * b_scale[:, None] * b_scale[None, :]
-    b_solve = b_scores
-    if DELTA and BX >= 16:
-        b_solve = solve_unit_lower(b_scores * b_step[:, None], o_x, T)
-
+    b_scores, b_path, b_x_end, b_decay = see_tokens(
+        b_x, b_dots, b_scale, b_gate, b_above, b_is_q, o_x, rate, K, T, BX, BT, E, CHANNEL
+    )
+    b_column = b_scale * b_decay
+    X: tl.constexpr = BX if DELTA or T == 1 else max(BX, 16)
+    b_inner = b_scores
+    if not DELTA and T > 1:
+        b_inner = draft_reach(b_scores, b_step, X)
+    elif DELTA and BX >= 16:
+        b_inner = solve_unit_lower(b_scores * b_step[:, None], o_x, T)
     o_j = tl.arange(0, J)
     o_hist = history_rows(origin, committed, o_j, R)
     b_committed = o_j < committed
@@ -137,7 +147,7 @@ def step_kernel(
     if i_part == 0:
         if CHANNEL and T == 1:
             o_k = tl.arange(0, K)
-            tl.store(p_gate + wrap(origin + committed, R) * K + o_k, b_gate, mask=o_k < tl.where(length > 0, K, 0))
+            tl.store(p_gate + new * K + o_k, b_gate, mask=o_k < tl.where(length > 0, K, 0))
         elif CHANNEL:
             store_rows(p_gate + o_new * K, unflat(b_gate, E), b_is_k, K, E)
         else:
@@ -150,138 +160,72 @@ def step_kernel(
                 tl.store(p_key_scale + o_new, b_norm, mask=b_is_k)
 
     if flush:
-        b_weight, whole, b_seen_weight, b_beta, b_inverse, b_end_key, b_start_key = load_window(
-            p_key, p_key_scale, p_beta, p_gate, rate, origin, committed, o_j, K, R, J, E, DELTA, CHANNEL, EXACT, DOT
+        b_unit = load_units(p_key_scale, p_gate, origin, committed, o_j, R, DELTA)
+        b_pairs = tl.zeros([J, J], dtype=tl.float32)
+        if EXACT and not CHANNEL:
+            b_pairs = key_pairs(p_key, origin, committed, o_j, K, R, E, DOT)
+        b_weight, decay, b_seen_weight, b_beta, b_inverse, b_end_key, b_start_key = load_window(
+            b_pairs, b_unit, p_key, p_beta, p_gate, rate, origin, committed, o_j, K, R, J, E, CHANNEL, EXACT
         )
         seed, p_keys = tl.load(p_seed), p_key + o_hist * K
-        for i in range(TILES):
-            o_v = first + i * BV + tl.arange(0, BV)
-            b_value = load_values(p_raw if EXACT else p_value, o_hist, o_v, b_committed, V, V).to(tl.float32)
+        for i in range(tl.cdiv(tl.minimum(V - first, ROWS), FOLD_ROWS)):
+            first_row = first + i * FOLD_ROWS
+            o_v = first_row + tile_rows(FOLD_ROWS)
+            b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, FOLD_ROWS)
+            b_value = load_values(p_raw if EXACT else p_value, origin, committed, first_row, V, V, R, J, FOLD_ROWS)
             b_value = fold_values(
-                p_state, p_scale, o_v, b_value, p_keys, b_committed, b_seen_weight, b_beta, b_inverse, b_weight,
-                b_start_key, V, K, C, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
+                p_state, p_scale, o_v, b_value.to(tl.float32), p_keys, b_committed, b_seen_weight, b_beta, b_inverse,
+                b_weight, b_start_key, V, K, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
             )  # fmt: skip
-            b_read = tl.zeros([BV, BX], dtype=tl.float32)
+            b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
             for c in tl.static_range(K // C):
                 b_s = fold_columns(
-                    p_state, p_scale, o_v, c * C, b_value, p_keys, b_committed, whole, b_end_key,
+                    p_state, p_scale, o_v, c * C, b_value, p_keys, b_committed, decay, b_end_key,
                     V, K, C, E, FORMAT == "fp8", CHANNEL, DOT,
                 )  # fmt: skip
                 store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, FORMAT, SR)
                 store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
                 b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))
                 b_read = tl.dot(b_s, tl.trans(b_x_columns), b_read, input_precision=DOT)
-            b_read *= b_column[None, :]
-            b_v, b_z, b_skip = load_new(p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, V, T, SKIP, HAS_Z)
             finish_tile(
-                b_read, b_scores, b_solve, b_step, b_v, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
-                H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
+                b_read * b_column[None, :], b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,
+                sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
     else:
-        # The first tile is on its way while the history is read, each other one while the tile before it is finished.
-        READ: tl.constexpr = FORMAT if COPY == "none" else COPY
-        p_read, p_read_scale = p_state, p_scale
-        if COPY != "none":
-            p_read, p_read_scale = p_copy, p_copy_scale
-        o_n = first * P + tl.arange(0, BV * P)
-        # Histories by channel need the registers themselves.
-        PRELOAD: tl.constexpr = not CHANNEL
-        if PRELOAD:
+        # The first tile is on its way while the history is read; histories by channel need the registers themselves.
+        o_n = first * P + tile_rows(BV, P)
+        if not CHANNEL:
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
-        b_reach, b_x_parts, state_decay = load_reach(
-            p_x, b_live, b_x_end, b_path, b_gate, p_q, p_k, o_x,
-            p_key, p_key_scale, p_gate, rate, origin, committed, o_j,
-            K, R, J, T, BT, E, ER, P, DELTA, CHANNEL, DOT,
+        b_unit = load_units(p_key_scale, p_gate, origin, committed, o_j, R, DELTA)
+        b_reached = b_scores
+        if not CHANNEL:
+            b_reached = key_reach(p_key, b_x, origin, committed, o_j, K, R, E, DOT)
+        b_reach, whole = load_reach(
+            b_reached, b_unit, b_x_end, b_path, b_gate, p_q, p_k, o_x, p_key, p_gate, rate, origin, committed, o_j,
+            K, R, J, T, BT, E, CHANNEL, DOT,
         )  # fmt: skip
-        if not PRELOAD:
+        b_read_x = place_x(p_x, b_live, whole, K, E, ER, P, READ, CHANNEL, DOT)
+        state_decay = 1.0
+        if CHANNEL:
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
-        o_v = first + tl.arange(0, BV)
-        b_v, b_z, b_skip = load_new(p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, V, T, SKIP, HAS_Z)
-        b_u = load_values(p_value, o_hist, o_v, b_committed, V, V)
-        b_factor = load_factors(p_read_scale, o_v, V, READ)
+        else:
+            state_decay = tl.exp(whole)
+        b_new = load_new(p_v, sv_t, first, V, length, T, BT, X, BV)
+        b_u = load_values(p_value, origin, committed, first, V, V, R, J, BV)
+        b_factor = load_factors(p_read_scale, first + tile_rows(BV), V, READ)
         for i in range(TILES):
-            b_read = tl.dot(b_x_parts, read_values(b_stored, b_block_scale, READ), input_precision=DOT)
-            o_next, o_n = o_v + BV, o_n + BV * P
+            first_row = first + i * BV
+            b_read = read_tile(b_stored, b_block_scale, b_read_x, BX, ER, P, READ, DOT)
+            o_n += BV * P
             end = tl.where(i + 1 < TILES, V, 0)
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, end, K, ER, P, READ)
-            b_next_v, b_next_z, b_next_skip = load_new(
-                p_v, p_z, p_skip, s_skip, o_next, o_t, sv_t, sz_t, end, T, SKIP, HAS_Z
-            )
-            b_next_u = load_values(p_value, o_hist, o_next, b_committed, end, V)
-            b_next_factor = load_factors(p_read_scale, o_next, end, READ)
-            b_read = join_parts(b_read, P) * (b_factor * state_decay)[:, None]
+            b_next_new = load_new(p_v, sv_t, first_row + BV, end, length, T, BT, X, BV)
+            b_next_u = load_values(p_value, origin, committed, first_row + BV, end, V, R, J, BV)
+            b_next_factor = load_factors(p_read_scale, first_row + BV + tile_rows(BV), end, READ)
+            b_read *= (b_factor * state_decay)[:, None]
             b_read = tl.dot(b_u.to(tl.float32), b_reach, b_read, input_precision=DOT) * b_column[None, :]
             finish_tile(
-                b_read, b_scores, b_solve, b_step, b_v, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
-                H, V, T, BT, DELTA, SKIP, HAS_Z, DOT,
+                b_read, b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,
+                sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
             )  # fmt: skip
-            o_v, b_v, b_z, b_skip = o_next, b_next_v, b_next_z, b_next_skip
-            b_u, b_factor = b_next_u, b_next_factor
-
-
-@triton.jit
-def load_new(
-    p_v, p_z, p_skip, s_skip, o_v, o_t, sv_t, sz_t, end, T: tl.constexpr, SKIP: tl.constexpr, HAS_Z: tl.constexpr
-):
-    """The step's values and gates z `[BV, BX]` as stored, and the skip connection's D `[BV, 1]`; rows below `end`."""
-    m_v = (o_v < end)[:, None] & (o_t < T)[None, :]
-    b_v = tl.load(p_v + o_t[None, :] * sv_t + o_v[:, None], mask=m_v, other=0.0)
-    b_z, b_skip = b_v, 0.0
-    if HAS_Z:
-        b_z = tl.load(p_z + o_t[None, :] * sz_t + o_v[:, None], mask=m_v, other=0.0)
-    if SKIP:
-        b_skip = tl.load(p_skip + o_v * s_skip, mask=o_v < end, other=0.0).to(tl.float32)[:, None]
-    return b_v, b_z, b_skip
-
-
-@triton.jit
-def finish_tile(
-    b_read, b_scores, b_solve, b_step, b_stored, b_z, b_skip, p_out, p_value, p_raw, o_v, o_x, o_new, b_live,
-    H: tl.constexpr, V: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
-    HAS_Z: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """From what rows read of state and history `[BV, BX]` to outputs; appends values.
-
-    U = β (V − R) (I + A)^-T for keys, O = R + U Wᵀ for queries; b_solve is the inverse, b_scores is W.
-    """
-    o_t = (o_x % BT)[None, :]
-    # Whatever is in the place of tokens past a row's length.
-    b_v = tl.where(b_live[None, :], b_stored.to(tl.float32), 0.0)
-    b_u = b_v * b_step[None, :]
-    if b_scores.shape[0] >= 16:
-        if DELTA:
-            b_u = tl.dot((b_v - b_read) * b_step[None, :], tl.trans(b_solve), input_precision=DOT)
-        b_read = tl.dot(b_u, tl.trans(b_scores), b_read, input_precision=DOT)
-    else:
-        # Too few rows for tensor cores: a token's u needs what its key reads, and adds to what later rows read.
-        for t in tl.static_range(T):
-            b_is = (o_x == t)[None, :]
-            if DELTA:
-                b_u = tl.where(b_is, (b_v - b_read) * b_step[None, :], b_u)
-            b_one = tl.sum(tl.where(b_is, b_u, 0.0), axis=1)
-            b_read += b_one[:, None] * tl.sum(tl.where(b_is, b_scores, 0.0), axis=1)[None, :]
-    if SKIP:
-        b_read += b_skip * b_v
-    if HAS_Z:
-        b_z = b_z.to(tl.float32)
-        b_read = b_read * b_z * sigmoid(b_z)
-    # Tokens past a row's length come out as zeros.
-    b_read = tl.where(b_live[None, :], b_read, 0.0)
-    m_v = (o_v < V)[:, None]
-    m_q = m_v & ((o_x >= BT) & (o_x % BT < T))[None, :]
-    tl.store(p_out + o_t * H * V + o_v[:, None], b_read.to(p_out.dtype.element_ty), mask=m_q)
-    p_new = o_new[None, :] * V + o_v[:, None]
-    m_k = m_v & (b_live & (o_x < BT))[None, :]
-    if DELTA:
-        tl.store(p_value + p_new, b_u.to(p_value.dtype.element_ty), mask=m_k)
-        tl.store(p_raw + p_new, b_stored, mask=m_k)
-    else:
-        tl.store(p_value + p_new, b_stored, mask=m_k)
-
-
-@triton.jit
-def store_zeros(p_out, o_v, H: tl.constexpr, V: tl.constexpr, T: tl.constexpr, BT: tl.constexpr):
-    """Outputs of a row of padding."""
-    o_t = tl.arange(0, BT)
-    b_zero = tl.zeros([o_v.shape[0], BT], dtype=p_out.dtype.element_ty)
-    tl.store(p_out + o_t[None, :] * H * V + o_v[:, None], b_zero, mask=(o_v < V)[:, None] & (o_t < T)[None, :])
+            b_new, b_u, b_factor = b_next_new, b_next_u, b_next_factor

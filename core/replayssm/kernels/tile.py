@@ -11,6 +11,9 @@ Four threads of 16 bytes are half a line of memory. Reading alone can do better 
 neighbouring rows of the tile, and a product with the parts of x, of which the sums that belong together are kept, reads
 the row. That also puts the state where the tensor cores take eight rows from registers as they were loaded.
 
+Rows have their own order (`tile_rows`): row n of a tile of BV is row (BV / 8) (n % 8) + n / 8 of V. A product keeps every
+eighth row in one thread, and in memory those rows of a value are neighbours, up to 16 bytes of them (`value_rows`).
+
 It holds for programs of one warp, the shape that all tables choose; with more warps a tile passes through shared memory.
 """
 
@@ -85,6 +88,53 @@ def reorder(b_x, E: tl.constexpr, TO: tl.constexpr):
     if E != TO:
         b_x = flat(tl.reshape(unflat(b_x, E), [b_x.shape[0], b_x.shape[1] // (4 * TO), 4 * TO]))
     return b_x
+
+
+@triton.jit
+def tile_rows(BV: tl.constexpr, P: tl.constexpr = 1):
+    """Rows of V in the order of a tile `[BV]`; with P parts each, row times P plus the part, `[BV P]`."""
+    o_n = tl.arange(0, BV * P)
+    o_row = o_n // P
+    return ((BV // 8) * (o_row % 8) + o_row // 8) * P + o_n % P
+
+
+@triton.jit
+def value_rows(BV: tl.constexpr):
+    """The same rows as values are loaded and stored: `[1, 1, 8, 1, BV / 8]`."""
+    o_row = tl.arange(0, 8)[:, None] * (BV // 8) + tl.arange(0, BV // 8)[None, :]
+    return tl.max_contiguous(o_row[None, None, :, None, :], [1, 1, 1, 1, BV // 8])
+
+
+@triton.jit
+def value_columns(X: tl.constexpr):
+    """Columns of a tile `[BV, X]` as values are loaded and stored: `[X / 8, 2, 1, 4, 1]`."""
+    o_pair = tl.arange(0, 2)[None, :, None] + (tl.arange(0, 4) * 2)[None, None, :]
+    return (tl.arange(0, X // 8)[:, None, None] * 8 + o_pair)[:, :, None, :, None]
+
+
+@triton.jit
+def to_tile(b_x):
+    """Values as loaded, `[X / 8, 2, 8, 4, BV / 8]` → `[BV, X]`, in the threads that products have them in."""
+    X: tl.constexpr = b_x.shape[0] * 8
+    BV: tl.constexpr = b_x.shape[4] * 8
+    return tl.reshape(tl.permute(b_x, (4, 2, 0, 3, 1)), [BV, X])
+
+
+@triton.jit
+def from_tile(b_x):
+    """The inverse of `to_tile`."""
+    BV: tl.constexpr = b_x.shape[0]
+    X: tl.constexpr = b_x.shape[1]
+    return tl.permute(tl.reshape(b_x, [BV // 8, 8, X // 8, 4, 2]), (2, 4, 1, 3, 0))
+
+
+@triton.jit
+def load_value(p_value, first, end, BV: tl.constexpr, X: tl.constexpr):
+    """Rows `first` to first + BV, below `end`, of one value → `[BV, X]`, the same in all X columns."""
+    o_row = first + value_rows(BV)
+    p = tl.broadcast_to(tl.reshape(p_value + o_row, [8, 1, BV // 8]), [8, 4, BV // 8])
+    b_one = tl.load(p, mask=tl.reshape(o_row < end, [8, 1, BV // 8]), other=0.0)
+    return to_tile(tl.broadcast_to(b_one[None, None, :, :, :], [X // 8, 2, 8, 4, BV // 8]))
 
 
 @triton.jit

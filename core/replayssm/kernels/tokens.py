@@ -95,11 +95,11 @@ def channel_pairs(b_x, b_path, o_x, BX: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def see_tokens(
-    b_x, b_gate, b_above, b_is_q, o_x, rate,
+    b_x, b_dots, b_scale, b_gate, b_above, b_is_q, o_x, rate,
     K: tl.constexpr, T: tl.constexpr, BX: tl.constexpr, BT: tl.constexpr, E: tl.constexpr, CHANNEL: tl.constexpr,
-    DOT: tl.constexpr,
 ):  # fmt: skip
-    """How the rows of a step see each other and what came before.
+    """How the rows of a step see each other and what came before. b_dots: their products with each other, `[BX, BX]`,
+    times both scales b_scale.
 
     Returns:
         scores `[BX, BX]` of row x with key s, decayed from s to x, 0 where x does not see it; the path, log decay from the
@@ -112,14 +112,15 @@ def see_tokens(
     if CHANNEL and T == 1:
         b_path = flat(tl.reshape(b_gate, [1, K // (4 * E), 4 * E]))
         b_x_end = b_x * tl.exp(b_path)
-        b_scores = tl.where(b_seen, tl.dot(b_x, tl.trans(b_x), input_precision=DOT), 0.0)
+        b_scores = tl.where(b_seen, b_dots, 0.0)
     elif CHANNEL:
         b_path = channel_path(b_above, b_gate, o_x, T)
         b_x_end = b_x * tl.exp(b_path)
         b_scores = tl.where(b_seen, channel_pairs(b_x, b_path, o_x, BX, T), 0.0)
+        b_scores = b_scores * b_scale[:, None] * b_scale[None, :]
     else:
         b_path, b_x_end = head_path(b_above, b_gate * rate, T), b_x
         b_between = tl.exp(tl.where(b_seen, b_path[:, None] - b_path[None, :], float("-inf")))
-        b_scores = tl.dot(b_x, tl.trans(b_x), input_precision=DOT) * b_between
+        b_scores = b_dots * b_between
         b_decay = tl.exp(b_path)
     return b_scores, b_path, b_x_end, b_decay

@@ -1,0 +1,133 @@
+"""Stored words of a read copy → bf16 numbers, in the order in which products take them.
+
+A word goes apart in registers, two numbers an operation: their bits move to where bf16 has sign, exponent and mantissa, and
+a product of two pairs sets the exponents right. The interpreter has no machine code and computes the same numbers plainly.
+
+The order of columns is one of those in which a sum over k may run (`tile.py`): `copy_order` puts x into it. Products take
+four numbers of a thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+NVFP4_REST = tl.constexpr(2.0**19)
+"""What `nvfp4_values` lack: on the way bf16 would not hold them."""
+
+
+def _fp8_assembly() -> str:
+    """Four e4m3 bytes of $2 → bf16 pairs $0, $1: bytes to the upper halves, bits to their places, times 2^120."""
+    lines = []
+    for target, bytes_ in (("$0", "0x1404"), ("$1", "0x3424")):
+        lines += [
+            f"prmt.b32 t, $2, 0, {bytes_};",
+            "shr.u32 u, t, 4;",
+            "and.b32 u, u, 0x07F007F0;",
+            "lop3.b32 t, t, 0x80008000, u, 0xEA;",
+            f"fma.rn.bf16x2 {target}, t, lift, zero;",
+        ]
+    return "\n".join(["{.reg .b32 t, u, lift, zero; mov.b32 lift, 0x7B807B80; mov.b32 zero, 0x80008000;", *lines, "}"])
+
+
+def _nvfp4_assembly() -> str:
+    """Nibble j of words $8 and $9 → the bf16 pair $j, times the pair $10 of their block's scale."""
+    lines = ["prmt.b32 a, $8, $9, 0x5410;", "prmt.b32 b, $8, $9, 0x7632;"]
+    for nibble in range(8):
+        word, place = "ab"[nibble // 4], 4 * (nibble % 4)
+        # Magnitudes to bits 8 to 6 of a half, signs to 15.
+        magnitude, sign = 6 - place, 12 - place
+        lines += [
+            f"shl.b32 t, {word}, {magnitude};" if magnitude > 0 else f"shr.u32 t, {word}, {-magnitude};",
+            f"shl.b32 u, {word}, {sign};",
+            "and.b32 t, t, 0x01C001C0;",
+            "lop3.b32 t, u, 0x80008000, t, 0xEA;",
+            f"fma.rn.bf16x2 ${nibble}, t, $10, zero;",
+        ]
+    return "\n".join(["{.reg .b32 a, b, t, u, zero; mov.b32 zero, 0x80008000;", *lines, "}"])
+
+
+# An e4m3 byte as bf16 bits in both halves is 2^-120 of it, nibbles are 2^-126 of theirs; with 2^227 that leaves 2^-19.
+_SCALE_ASSEMBLY = """{.reg .b32 low, high, zero;
+mov.b32 low, 0x7F007F00; mov.b32 high, 0x71807180; mov.b32 zero, 0x80008000;
+fma.rn.bf16x2 $0, $1, low, zero; fma.rn.bf16x2 $0, $0, high, zero;}"""
+FP8_ASSEMBLY = tl.constexpr(_fp8_assembly())
+NVFP4_ASSEMBLY = tl.constexpr(_nvfp4_assembly())
+SCALE_ASSEMBLY = tl.constexpr(_SCALE_ASSEMBLY)
+NVFP4_OPERANDS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 4))
+
+
+@triton.jit
+def copy_order(b_x, E: tl.constexpr, READ: tl.constexpr):
+    """`[N, K]` in the order of K → in the order of `fp8_values` or `nvfp4_values`."""
+    N: tl.constexpr = b_x.shape[0]
+    K: tl.constexpr = b_x.shape[1]
+    if READ == "nvfp4":
+        b_split = tl.permute(tl.reshape(b_x, [N, K // (4 * E), 4, E // 16, 2, 8]), (0, 1, 5, 2, 3, 4))
+    else:
+        b_split = tl.permute(tl.reshape(b_x, [N, K // (4 * E), 4, E // 4, 4]), (0, 1, 3, 2, 4))
+    return tl.reshape(b_split, [N, K])
+
+
+@triton.jit
+def fp8_values(b_bytes, E: tl.constexpr):
+    """Bytes `[N, K / 4 E, 4 E]` → bf16 `[N, K]`."""
+    N: tl.constexpr = b_bytes.shape[0]
+    K: tl.constexpr = b_bytes.shape[1] * 4 * E
+    if INTERPRETED:
+        b_value = b_bytes.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(tl.bfloat16)
+    else:
+        b_value = tl.inline_asm_elementwise(FP8_ASSEMBLY, "=r,=r,r", [b_bytes], dtype=tl.bfloat16, is_pure=True, pack=4)
+    return copy_order(tl.reshape(b_value, [N, K]), E, "fp8")
+
+
+@triton.jit
+def nvfp4_values(b_words, b_scale, E: tl.constexpr):
+    """Words `[N, K / 4 E, E / 2]` and their scales, a thread's in one number `[N, K / E]`, → bf16 `[N, K]`."""
+    N: tl.constexpr = b_words.shape[0]
+    M: tl.constexpr = b_words.shape[1]
+    B: tl.constexpr = E // 16
+    b_byte = (b_scale.to(tl.int32)[:, :, None] >> (tl.arange(0, B) * 8)[None, None, :]) & 255
+    b_byte = tl.reshape(tl.broadcast_to(b_byte[:, :, :, None], [N, 4 * M, B, 2]), [N, M, 8 * B])
+    if INTERPRETED:
+        n0, n1, n2, n3, n4, n5, n6, n7 = plain_nibbles(b_words, b_byte)
+    else:
+        b_lifted = tl.inline_asm_elementwise(
+            SCALE_ASSEMBLY, "=r,r", [b_byte * 0x00100010], dtype=tl.int32, is_pure=True, pack=1
+        )
+        n0, n1, n2, n3, n4, n5, n6, n7 = tl.inline_asm_elementwise(
+            NVFP4_ASSEMBLY, NVFP4_OPERANDS, [b_words, b_lifted],
+            dtype=(tl.bfloat16,) * 8, is_pure=True, pack=2,
+        )  # fmt: skip
+    b_even = tl.join(tl.join(n0, n4), tl.join(n2, n6))
+    b_odd = tl.join(tl.join(n1, n5), tl.join(n3, n7))
+    return copy_order(tl.reshape(tl.join(b_even, b_odd), [N, 32 * B * M * 2]), E, "nvfp4")
+
+
+@triton.jit
+def plain_nibbles(b_words, b_byte):
+    """What the machine code of nibbles gives, eight times `[N, M, W]`."""
+    b_scale = b_byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32) * (1.0 / NVFP4_REST)
+    return (
+        nibble(b_words, b_scale, 0), nibble(b_words, b_scale, 1), nibble(b_words, b_scale, 2), nibble(b_words, b_scale, 3),
+        nibble(b_words, b_scale, 4), nibble(b_words, b_scale, 5), nibble(b_words, b_scale, 6), nibble(b_words, b_scale, 7),
+    )  # fmt: skip
+
+
+@triton.jit
+def nibble(b_words, b_scale, J: tl.constexpr):
+    """Number J of each word times its scale, bf16."""
+    b_code = b_words >> (4 * J)
+    b_magnitude = ((b_code & 7) << 22).to(tl.float32, bitcast=True) * (2.0**126)
+    return (tl.where((b_code & 8) != 0, -b_magnitude, b_magnitude) * b_scale).to(tl.bfloat16)
+
+
+@triton.jit
+def dot_bf16(b_a, b_b):
+    """Product of bf16 numbers in fp32; the interpreter would multiply their bits."""
+    if INTERPRETED:
+        b_a, b_b = b_a.to(tl.float32), b_b.to(tl.float32)
+    return tl.dot(b_a, b_b)
