@@ -49,15 +49,17 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     """What reading or folding a window needs besides.
 
     J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a fold takes at
-    a time, all where a row has one scale or the decayed keys are in registers. E of `kernels.tile`, of the checkpoint.
+    a time: some for GDN, whose tile goes through twice; all where it does once, where a row has one scale or where the
+    decayed keys are in registers. E of `kernels.tile`, of the checkpoint.
     DOT: products of reading round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones.
     """
     layout = layer.layout
     r = layout.recurrence
-    whole = r.channel_decay or layout.precision.read_copy is not None or layout.precision.checkpoint == "fp8"
+    scaled = layout.precision.read_copy is not None or layout.precision.checkpoint == "fp8"
+    some = r.delta_rule and not r.channel_decay and not scaled
     return {
         "J": max(16, triton.next_power_of_2(max(layout.window, layout.max_draft))),
-        "C": r.key_dim if whole else min(r.key_dim, 32),
+        "C": min(r.key_dim, 32) if some else r.key_dim,
         "E": vector(layer.buffers["checkpoint"], r.key_dim),
         "EXACT": r.delta_rule and layout.precision.exact_fold,
         "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",

@@ -94,6 +94,6 @@ def finish_tile(
 @triton.jit
 def store_zeros(p_out, count, H: tl.constexpr, V: tl.constexpr, T: tl.constexpr, ROWS: tl.constexpr):
     """Outputs of a row of padding: `count` numbers of each token from `p_out` on, at most ROWS."""
-    o_v = tl.arange(0, triton.next_power_of_2(ROWS))
+    o_v = tl.arange(0, 1 << (ROWS - 1).bit_length())
     for t in tl.static_range(T):
         tl.store(p_out + t * H * V + o_v, tl.zeros(o_v.shape, dtype=p_out.dtype.element_ty), mask=o_v < count)
