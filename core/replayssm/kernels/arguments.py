@@ -50,7 +50,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
 
     J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a fold takes at
     a time: some for GDN, whose tile goes through twice; all where it does once, where a row has one scale or where the
-    decayed keys are in registers. E of `kernels.tile`, of the checkpoint.
+    decayed keys are in registers. E of `kernels.tile`, of the checkpoint; EK, of keys that do not meet the state.
     DOT: products of reading round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones.
     """
     layout = layer.layout
@@ -61,6 +61,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
         "J": max(16, triton.next_power_of_2(max(layout.window, layout.max_draft))),
         "C": min(r.key_dim, 32) if some else r.key_dim,
         "E": vector(layer.buffers["checkpoint"], r.key_dim),
+        "EK": vector(layer.buffers["checkpoint" if r.channel_decay else "key_ring"], r.key_dim),
         "EXACT": r.delta_rule and layout.precision.exact_fold,
         "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
     }

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import load_parts, load_row_scales, round_to_grid, store_tile
+from replayssm.kernels.primitives import dot_stored
 from replayssm.kernels.tile import columns, flat_columns, join_parts, load_x_parts, parts, reorder, unflat
-from replayssm.kernels.unpack import NVFP4_REST, copy_order, dot_bf16, fp8_values, nvfp4_values
+from replayssm.kernels.unpack import NVFP4_REST, copy_order, fp8_values, nvfp4_values
 
 
 @triton.jit
@@ -109,7 +110,7 @@ def read_tile(
     """What X rows of a step read of rows of V, but for `load_factors`: `[BV, X]`. b_stored, b_scale: of `load_read`."""
     if READ == "fp8" or READ == "nvfp4":
         b_value = fp8_values(b_stored, E) if READ == "fp8" else nvfp4_values(b_stored, b_scale, E)
-        b_all = dot_bf16(b_value, b_x)
+        b_all = dot_stored(b_value, b_x, DOT)
         b_read = tl.sum(tl.reshape(b_all, [b_all.shape[0], b_all.shape[1] // X, X]), axis=1)
     else:
         b_read = join_parts(tl.dot(b_x, flat_columns(b_stored.to(tl.float32)), input_precision=DOT), P)

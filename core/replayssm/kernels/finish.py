@@ -58,16 +58,17 @@ def finish_tile(
         if SKIP and X > BX:
             b_is_own = tl.where(tl.arange(0, X)[:, None] + BT == o_x[None, :], 1.0, 0.0)
             b_own = tl.dot(b_v, b_is_own, input_precision=DOT)
+    elif not DELTA:
+        # One value, in all columns.
+        b_read += b_v * tl.sum(tl.where((o_x == 0)[None, :], b_scores * b_step[None, :], 0.0), axis=1)[None, :]
     elif BX >= 16:
         b_u = tl.dot((b_v - b_read) * b_step[None, :], tl.trans(b_inner), input_precision=DOT)
         b_read = tl.dot(b_u, tl.trans(b_scores), b_read, input_precision=DOT)
     else:
         # Too few rows for tensor cores: a token's u needs what its key reads, and adds to what later rows read.
-        b_u = b_v * b_step[None, :]
         for t in tl.static_range(T):
             b_is = (o_x == t)[None, :]
-            if DELTA:
-                b_u = tl.where(b_is, (b_v - b_read) * b_step[None, :], b_u)
+            b_u = tl.where(b_is, (b_v - b_read) * b_step[None, :], b_u)
             b_one = tl.sum(tl.where(b_is, b_u, 0.0), axis=1)
             b_read += b_one[:, None] * tl.sum(tl.where(b_is, b_scores, 0.0), axis=1)[None, :]
     if SKIP:

@@ -25,7 +25,7 @@ def fold_kernel(
     s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
     slots,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, EK: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr,
     SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
     DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +77,7 @@ def fold_kernel(
         b_unit = load_units(key_scale_ring + source * s_key_scale + i_group * R, p_gate, origin, count, o_j, R, DELTA)
         b_pairs = tl.zeros([J, J], dtype=tl.float32)
         if EXACT and not CHANNEL:
-            b_pairs = key_pairs(p_key, origin, count, o_j, K, R, E, DOT)
+            b_pairs = key_pairs(p_key, origin, count, o_j, K, R, EK, DOT)
         b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen = load_window(
             b_pairs, b_unit, p_key, beta_ring + source * s_beta + i_head * R, p_gate, rate, origin, count, o_j,
             K, R, J, E, CHANNEL, EXACT,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import LARGEST, load_tile, saturate
-from replayssm.kernels.primitives import dot_exact, solve_unit_lower
+from replayssm.kernels.primitives import dot_exact, dot_stored, solve_unit_lower
 from replayssm.kernels.ring import channel_decay, head_decay, history_rows, load_keys
 from replayssm.kernels.tile import flat, load_rows
 
@@ -55,10 +55,10 @@ def channel_scores(p_keys, p_gates, b_live, o_j, K: tl.constexpr, J: tl.constexp
 
 
 @triton.jit
-def key_pairs(p_key, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr):
+def key_pairs(p_key, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, EK: tl.constexpr, DOT: tl.constexpr):
     """Products of the records' keys with each other, `[J, J]`: all heads of a group have them in common."""
-    b_key = load_keys(p_key, origin, count, o_j, K, R, E)
-    return tl.dot(b_key, tl.trans(b_key), input_precision=DOT)
+    b_key = load_keys(p_key, origin, count, o_j, K, R, EK)
+    return dot_stored(b_key, tl.trans(b_key), DOT)
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def load_window(
     b_older = o_j[:, None] > o_j[None, :]
     b_weight, b_seen_weight, b_aged, b_seen, b_scores = b_unit, b_unit, b_unit, b_unit, b_pairs
     if CHANNEL:
-        b_key = load_keys(p_key, origin, count, o_j, K, R, E)
+        b_key = load_keys(p_key, origin, count, o_j, K, R, E).to(tl.float32)
         o_row = history_rows(origin, count, o_j, R)
         b_after, whole = channel_decay(p_gate + o_row * K, o_j < count, o_j, K, E)
         b_aged = b_key * tl.exp(b_after)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 # Sign, exponent and the ten mantissa bits that TF32 keeps.
 TF32_BITS = tl.constexpr(-8192)
 
@@ -41,6 +44,17 @@ def activate_gate(b_gate, b_bias, rate, lower_bound, dt_min, dt_max, DELTA: tl.c
     else:
         b_out = -rate * softplus(b_x)
     return b_out
+
+
+@triton.jit
+def dot_stored(b_a, b_b, DOT: tl.constexpr):
+    """b_a b_b in fp32 of numbers as they are stored: exact products of 16-bit ones; fp32 ones as DOT says.
+
+    The interpreter would multiply the bits of bf16 numbers.
+    """
+    if INTERPRETED:
+        b_a, b_b = b_a.to(tl.float32), b_b.to(tl.float32)
+    return tl.dot(b_a, b_b, input_precision=DOT)
 
 
 @triton.jit

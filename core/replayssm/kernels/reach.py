@@ -2,7 +2,7 @@
 
     O_x = e^{P_x} (S_0 e^{G_h} x + Σ_j u_j reach_jx),    reach_jx = w_j k_jᵀ x e^{after_j}
 
-u_j are the ring's values and w_j the units of `ring.load_history`. Decays by channel are inside the sums over k: in x for
+u_j are the ring's values and w_j the units of `ring.load_units`. Decays by channel are inside the sums over k: in x for
 the state, in the keys for the history.
 """
 
@@ -11,14 +11,40 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.primitives import INTERPRETED, dot_stored
 from replayssm.kernels.ring import STRONGEST, channel_decay, head_decay, history_rows, load_keys, wrap
 from replayssm.kernels.tile import flat
 
 
 @triton.jit
-def key_reach(p_key, b_x, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr):
-    """k_jᵀ x, `[J, BX]`: all heads of a group have them in common."""
-    return tl.dot(load_keys(p_key, origin, count, o_j, K, R, E), tl.trans(b_x), input_precision=DOT)
+def key_reach(
+    p_key, b_x, b_live, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, EK: tl.constexpr, DOT: tl.constexpr
+):  # fmt: skip
+    """k_jᵀ x, `[J, BX]`, of rows x as stored, 0 for rows that are not live."""
+    b_dots = dot_stored(load_keys(p_key, origin, count, o_j, K, R, EK), tl.trans(b_x), DOT)
+    return tl.where(b_live[None, :], b_dots, 0.0)
+
+
+@triton.jit
+def split_reach(b_reach, BF16: tl.constexpr):
+    """Reach as products with the ring's values take it: of bf16 values, in two bf16 parts whose sum is within 2^-17."""
+    b_high, b_low = b_reach, b_reach
+    if BF16:
+        b_high = b_reach.to(tl.bfloat16)
+        b_low = (b_reach - b_high.to(tl.float32)).to(tl.bfloat16)
+    return b_high, b_low
+
+
+@triton.jit
+def add_history(b_u, b_high, b_low, b_read, DOT: tl.constexpr):
+    """b_read + Σ_j u_j reach_j for values `[BV, J]` as stored."""
+    if b_u.dtype == tl.bfloat16 and not INTERPRETED:
+        b_read = tl.dot(b_u, b_high, tl.dot(b_u, b_low, b_read))
+    elif b_u.dtype == tl.bfloat16:
+        b_read += tl.dot(b_u.to(tl.float32), b_high.to(tl.float32) + b_low.to(tl.float32))
+    else:
+        b_read = tl.dot(b_u.to(tl.float32), b_high, b_read, input_precision=DOT)
+    return b_read
 
 
 @triton.jit
@@ -39,7 +65,7 @@ def load_reach(
     elif CHANNEL:
         o_row = history_rows(origin, count, o_j, R)
         b_after, whole = channel_decay(p_gate + o_row * K, o_j < count, o_j, K, E)
-        b_aged = load_keys(p_key, origin, count, o_j, K, R, E) * tl.exp(b_after)
+        b_aged = load_keys(p_key, origin, count, o_j, K, R, E).to(tl.float32) * tl.exp(b_after)
         b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_unit[:, None]
         whole = b_path + whole
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.tile import flat, load_rows, to_tile, value_columns, value_rows
+from replayssm.kernels.tile import flat, load_rows, load_stored, to_tile, value_columns, value_rows
 
 # e^-100 is 0 in fp32; a bound keeps differences of sums accurate after a decay that is stronger still.
 STRONGEST = tl.constexpr(-100.0)
@@ -29,8 +29,8 @@ def history_rows(origin, count, o_j, R: tl.constexpr):
 
 @triton.jit
 def load_keys(p_key, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """The records' keys `[J, K]`."""
-    return flat(load_rows(p_key + history_rows(origin, count, o_j, R) * K, o_j < count, K, E))
+    """The records' keys `[J, K]` as stored."""
+    return flat(load_stored(p_key + history_rows(origin, count, o_j, R) * K, o_j < count, K, E))
 
 
 @triton.jit

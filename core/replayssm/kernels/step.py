@@ -17,11 +17,11 @@ from replayssm.kernels.copies import head_pointers, load_factors, load_read, pla
 from replayssm.kernels.finish import draft_reach, finish_tile, load_new, store_zeros
 from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
 from replayssm.kernels.matrix import store_tile
-from replayssm.kernels.primitives import activate_gate, sigmoid, solve_unit_lower
-from replayssm.kernels.reach import key_reach, load_reach
+from replayssm.kernels.primitives import activate_gate, dot_stored, sigmoid, solve_unit_lower
+from replayssm.kernels.reach import add_history, key_reach, load_reach, split_reach
 from replayssm.kernels.ring import history_rows, load_units, load_values, wrap
-from replayssm.kernels.tile import flat, load_rows, store_rows, tile_rows, unflat
-from replayssm.kernels.tokens import above_mask, load_bias, load_gates, see_tokens, token_pointers
+from replayssm.kernels.tile import flat, load_rows, load_stored, store_rows, tile_rows, unflat
+from replayssm.kernels.tokens import above_mask, load_bias, load_gates, load_numbers, see_tokens, token_pointers
 
 L2_EPS = tl.constexpr(inputs.L2_EPS)
 FOLD_ROWS = tl.constexpr(16)
@@ -39,7 +39,7 @@ def step_kernel(
     s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
-    C: tl.constexpr, E: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
+    C: tl.constexpr, E: tl.constexpr, EK: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
     DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
     RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr, L2NORM: tl.constexpr,
     SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
@@ -66,13 +66,13 @@ def step_kernel(
     b_is_q = o_x >= BT
     p_q, p_k = q + row * sq_b + i_group * K, k + row * sk_b + i_group * K
     p_x = token_pointers(p_q, p_k, o_x, sq_t, sk_t, BT)
-    b_x = load_rows(p_x, o_t < T, K, E)
+    b_new_x = load_stored(p_x, o_t < T, K, EK)
     o_gate = i_head * K if CHANNEL else i_head
     b_gate = load_gates(gate + row * sg_b + o_gate, sg_t, o_t, K, E, T, CHANNEL)
     bias = load_bias(dt_bias + o_gate, K, E, T, CHANNEL, RAW and HAS_BIAS)
-    b_step = tl.zeros([BX], dtype=tl.float32)
+    b_step = 0.0
     if DELTA:
-        b_step = tl.load(beta + row * sb_b + o_t * sb_t + i_head, mask=o_x < T, other=0.0).to(tl.float32)
+        b_step = load_numbers(beta + row * sb_b + i_head, sb_t, o_t, T)
     rate, speed = 1.0, 1.0
     if not DELTA:
         rate = tl.load(A + i_head).to(tl.float32)
@@ -109,12 +109,16 @@ def step_kernel(
     new = wrap(origin + committed, R)
     o_new = wrap(new + o_t, R)
     b_above = above_mask(p_ancestors + i_row * T * T, o_x, T, BT, TREE)
-    b_x = tl.where(b_live[:, None], flat(b_x), 0.0)
+    b_x = flat(b_new_x)
+    if CHANNEL:
+        b_x = tl.where(b_live[:, None], b_x.to(tl.float32), 0.0)
+    # Whatever is in the place of tokens past a row's length.
+    b_dots = tl.where(b_live[:, None] & b_live[None, :], dot_stored(b_x, tl.trans(b_x), DOT), 0.0)
     b_norm = tl.full([BX], 1.0, dtype=tl.float32)
     if L2NORM:
-        b_norm = tl.rsqrt(tl.sum(b_x * b_x, axis=1) + L2_EPS)
+        b_norm = tl.rsqrt(tl.sum(tl.where(o_x[:, None] == o_x[None, :], b_dots, 0.0), axis=1) + L2_EPS)
     b_scale = b_norm * tl.where(b_is_q, scale, 1.0)
-    b_dots = tl.dot(b_x, tl.trans(b_x), input_precision=DOT) * b_scale[:, None] * b_scale[None, :]
+    b_dots *= b_scale[:, None] * b_scale[None, :]
     if DELTA:
         if RAW:
             b_step = sigmoid(b_step)
@@ -155,7 +159,7 @@ def step_kernel(
         if DELTA:
             tl.store(p_beta + o_new, b_step, mask=b_is_k)
         if i_head % (H // G) == 0:
-            store_rows(p_key + o_new * K, unflat(b_x, E), b_is_k, K, E)
+            store_rows(p_key + o_new * K, b_new_x, b_is_k, K, EK)
             if DELTA:
                 tl.store(p_key_scale + o_new, b_norm, mask=b_is_k)
 
@@ -163,7 +167,7 @@ def step_kernel(
         b_unit = load_units(p_key_scale, p_gate, origin, committed, o_j, R, DELTA)
         b_pairs = tl.zeros([J, J], dtype=tl.float32)
         if EXACT and not CHANNEL:
-            b_pairs = key_pairs(p_key, origin, committed, o_j, K, R, E, DOT)
+            b_pairs = key_pairs(p_key, origin, committed, o_j, K, R, EK, DOT)
         b_weight, decay, b_seen_weight, b_beta, b_inverse, b_end_key, b_start_key = load_window(
             b_pairs, b_unit, p_key, p_beta, p_gate, rate, origin, committed, o_j, K, R, J, E, CHANNEL, EXACT
         )
@@ -199,12 +203,13 @@ def step_kernel(
         b_unit = load_units(p_key_scale, p_gate, origin, committed, o_j, R, DELTA)
         b_reached = b_scores
         if not CHANNEL:
-            b_reached = key_reach(p_key, b_x, origin, committed, o_j, K, R, E, DOT)
+            b_reached = key_reach(p_key, b_x, b_live, origin, committed, o_j, K, R, EK, DOT)
         b_reach, whole = load_reach(
             b_reached, b_unit, b_x_end, b_path, b_gate, p_q, p_k, o_x, p_key, p_gate, rate, origin, committed, o_j,
             K, R, J, T, BT, E, CHANNEL, DOT,
         )  # fmt: skip
         b_read_x = place_x(p_x, b_live, whole, K, E, ER, P, READ, CHANNEL, DOT)
+        b_high, b_low = split_reach(b_reach, p_value.dtype.element_ty == tl.bfloat16)
         state_decay = 1.0
         if CHANNEL:
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
@@ -223,7 +228,7 @@ def step_kernel(
             b_next_u = load_values(p_value, origin, committed, first_row + BV, end, V, R, J, BV)
             b_next_factor = load_factors(p_read_scale, first_row + BV + tile_rows(BV), end, READ)
             b_read *= (b_factor * state_decay)[:, None]
-            b_read = tl.dot(b_u.to(tl.float32), b_reach, b_read, input_precision=DOT) * b_column[None, :]
+            b_read = add_history(b_u, b_high, b_low, b_read, DOT) * b_column[None, :]
             finish_tile(
                 b_read, b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,
                 sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,

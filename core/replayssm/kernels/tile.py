@@ -5,7 +5,8 @@ neighbouring threads on one row, E adjacent numbers a thread (16 bytes of state)
 threads, pairs of adjacent columns. `flat` renames the columns so that what a thread has loaded is what it must hold:
 column (m, e, t, pair) of the operand is number (m, t, e, pair) of the row. No number changes its thread, so a tile goes
 from memory into a product, out of an accumulator and back to memory without shared memory. Everything that meets
-in a sum over k (state, keys, queries, gates by channel) is loaded by `load_rows` with one E and flattened.
+in a sum over k is loaded with one E and flattened: state, keys, queries and gates by channel; and keys and queries that
+meet each other only, as stored.
 
 Four threads of 16 bytes are half a line of memory. Reading alone can do better (`parts`): the P parts of a line go to
 neighbouring rows of the tile, and a product with the parts of x, of which the sums that belong together are kept, reads
@@ -33,10 +34,16 @@ def columns(C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
 
 
 @triton.jit
-def load_rows(p_rows, b_live, C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
-    """C numbers at each pointer of `p_rows [N]` → `[N, M, 4 E]` fp32; rows that are not live are 0."""
+def load_stored(p_rows, b_live, C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
+    """C numbers at each pointer of `p_rows [N]` → `[N, M, 4 E]` as stored; rows that are not live are 0."""
     p = p_rows[:, None, None] + columns(C, E, P)
-    return tl.load(p, mask=b_live[:, None, None], other=0.0).to(tl.float32)
+    return tl.load(p, mask=b_live[:, None, None], other=0.0)
+
+
+@triton.jit
+def load_rows(p_rows, b_live, C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
+    """The same in fp32."""
+    return load_stored(p_rows, b_live, C, E, P).to(tl.float32)
 
 
 @triton.jit

@@ -13,13 +13,23 @@ from replayssm.kernels.tile import flat, load_row, load_rows
 
 
 @triton.jit
+def load_numbers(p, s_t, o_t, T: tl.constexpr):
+    """One number a token: of tokens `o_t [X]`, `[X]`; of a single one the number, for all threads to know. fp32."""
+    if T == 1:
+        b_number = tl.load(p).to(tl.float32)
+    else:
+        b_number = tl.load(p + o_t * s_t, mask=o_t < T, other=0.0).to(tl.float32)
+    return b_number
+
+
+@triton.jit
 def load_gates(p_gate, sg_t, o_t, K: tl.constexpr, E: tl.constexpr, T: tl.constexpr, CHANNEL: tl.constexpr):
     """Gates of tokens `o_t [X]` of a row: `[X]`, or by channel `[X, K]`, fp32.
 
-    By channel one token's are `[K]`, a vector over all threads, where a row of a tile would be one over four.
+    One token's is a number, or by channel `[K]`, a vector over all threads, where a row of a tile would be one over four.
     """
     if not CHANNEL:
-        b_gate = tl.load(p_gate + o_t * sg_t, mask=o_t < T, other=0.0).to(tl.float32)
+        b_gate = load_numbers(p_gate, sg_t, o_t, T)
     elif T == 1:
         b_gate = tl.load(p_gate + tl.arange(0, K)).to(tl.float32)
     else:
@@ -109,10 +119,14 @@ def see_tokens(
     o_t = o_x % BT
     b_seen = b_above & (b_is_q[:, None] | (o_t[:, None] != o_t[None, :]))
     b_decay = tl.full([BX], 1.0, dtype=tl.float32)
-    if CHANNEL and T == 1:
-        b_path = flat(tl.reshape(b_gate, [1, K // (4 * E), 4 * E]))
-        b_x_end = b_x * tl.exp(b_path)
+    if T == 1:
+        b_path, b_x_end = b_gate * rate, b_x
         b_scores = tl.where(b_seen, b_dots, 0.0)
+        if CHANNEL:
+            b_path = flat(tl.reshape(b_gate, [1, K // (4 * E), 4 * E]))
+            b_x_end = b_x * tl.exp(b_path)
+        else:
+            b_decay = tl.exp(b_path)
     elif CHANNEL:
         b_path = channel_path(b_above, b_gate, o_x, T)
         b_x_end = b_x * tl.exp(b_path)

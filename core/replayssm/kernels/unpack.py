@@ -9,12 +9,11 @@ four numbers of a thread at a time.
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+from replayssm.kernels.primitives import INTERPRETED
+
 NVFP4_REST = tl.constexpr(2.0**19)
 """What `nvfp4_values` lack: on the way bf16 would not hold them."""
 
@@ -123,11 +122,3 @@ def nibble(b_words, b_scale, J: tl.constexpr):
     b_code = b_words >> (4 * J)
     b_magnitude = ((b_code & 7) << 22).to(tl.float32, bitcast=True) * (2.0**126)
     return (tl.where((b_code & 8) != 0, -b_magnitude, b_magnitude) * b_scale).to(tl.bfloat16)
-
-
-@triton.jit
-def dot_bf16(b_a, b_b):
-    """Product of bf16 numbers in fp32; the interpreter would multiply their bits."""
-    if INTERPRETED:
-        b_a, b_b = b_a.to(tl.float32), b_b.to(tl.float32)
-    return tl.dot(b_a, b_b)
