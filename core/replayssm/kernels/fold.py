@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import LARGEST, load_tile, saturate
-from replayssm.kernels.primitives import dot_exact, dot_stored, solve_unit_lower
+from replayssm.kernels.primitives import dot_exact, dot_stored, exp_exact, solve_unit_lower
 from replayssm.kernels.ring import channel_decay, head_decay, history_rows, load_keys
 from replayssm.kernels.tile import flat, load_rows
 
@@ -132,4 +132,4 @@ def fold_columns(
     b_s = load_tile(p_state, p_scale, o_v, column, V, K, C, E, SCALED)
     # Keys that decay by channel are not exact in TF32, whatever the activations.
     b_keys = b_aged if CHANNEL else flat(load_rows(p_keys + column, b_live, C, E))
-    return saturate(dot_exact(b_values, b_keys, b_s * tl.exp(whole), "tf32x3" if CHANNEL else DOT), LARGEST)
+    return saturate(dot_exact(b_values, b_keys, b_s * exp_exact(whole), "tf32x3" if CHANNEL else DOT), LARGEST)

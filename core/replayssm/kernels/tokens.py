@@ -15,11 +15,8 @@ from replayssm.kernels.tile import flat, load_row, load_rows
 @triton.jit
 def load_numbers(p, s_t, o_t, T: tl.constexpr):
     """One number a token: of tokens `o_t [X]`, `[X]`; of a single one the number, for all threads to know. fp32."""
-    if T == 1:
-        b_number = tl.load(p).to(tl.float32)
-    else:
-        b_number = tl.load(p + o_t * s_t, mask=o_t < T, other=0.0).to(tl.float32)
-    return b_number
+    b_number = tl.load(p) if T == 1 else tl.load(p + o_t * s_t, mask=o_t < T, other=0.0)
+    return b_number.to(tl.float32)
 
 
 @triton.jit
