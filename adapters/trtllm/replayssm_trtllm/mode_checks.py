@@ -72,7 +72,9 @@ def visible_sm() -> int | None:
 
 def _check_rounding(sm: int | None) -> None:
     if sm is None:
-        raise InputError("stochastic_rounding natively depends on the GPU and none is visible; pass sm=, e.g. sm=100")
+        raise InputError(
+            "stochastic_rounding natively depends on the GPU and none is visible; pass sm= (--sm), e.g. 100"
+        )
     if not 100 <= sm < 120:
         raise UnsupportedError(
             f"SM {sm}: TensorRT-LLM's own replay rounds stochastically on 100 ≤ SM < 120 and keeps snapshots elsewhere, "
