@@ -209,6 +209,14 @@ def test_calls_that_are_wrong(call, message):
         ReplaySSMConfig(decode=True).to_llm_kwargs(**call)
 
 
+def test_a_gpu_that_the_engine_does_not_replay_on_is_refused():
+    for sm in (75, 8):
+        with pytest.raises(UnsupportedError, match=f"SM {sm}: .*from SM 80"):
+            ReplaySSMConfig().to_llm_kwargs(MTP, sm=sm)
+    assert ReplaySSMConfig().to_llm_kwargs(MTP, sm=80)
+    assert ReplaySSMConfig(decode=True).to_llm_kwargs(MTP, sm=75)
+
+
 def test_the_plugins_configuration_beside_a_native_one_is_refused():
     llm = {"model_kwargs": {"replay_ssm": {"decode": True}}}
     with pytest.raises(InputError, match=r"model_kwargs\.replay_ssm carries.*this configuration is native"):
