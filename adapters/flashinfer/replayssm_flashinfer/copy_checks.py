@@ -40,7 +40,7 @@ def check_copy(layout: StateLayout, copy: Copy, device: torch.device) -> None:
     """Check a read copy's buffers.
 
     Raises:
-        RefusedError: one is missing, too many, or of another shape, dtype, stride or device; or the kernels have no such copy.
+        RefusedError: one is missing, too many, or of another shape, dtype, stride or device; or kernels have no such copy.
     """
     check(*supports("triton", layout, torch.device("cuda")))
     specs = {spec.name: spec for spec in layout.buffers if spec.name in NAMES}
