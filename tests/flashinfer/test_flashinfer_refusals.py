@@ -91,6 +91,8 @@ def test_read_copies_out_of_contract():
     refused(arguments, "read_copy is torch.float32; expected", read_copy=torch.zeros(7, 2, 20, 32))
     refused(arguments, "read_copy_scale is missing; expected", read_copy=fp8)
     refused(arguments, r"read_copy_scale is \(7, 2\)", read_copy=fp8, read_copy_scale=torch.ones(7, 2))
+    nibbles = torch.zeros(7, 2, 20, 16, dtype=torch.uint8)
+    refused(arguments, "K = 32 is below 64", read_copy=nibbles)
     quantised = call(torch.int8).arguments(SLOTS)
     refused(quantised, "an int8 state has no read copy", read_copy=fp8, read_copy_scale=torch.ones(7, 2, 20))
 

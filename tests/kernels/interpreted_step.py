@@ -27,6 +27,7 @@ DRAFT = {"standard": 1, "draft": 3, "tree": 6}
 CHECKPOINTS = {
     "standard": [
         PrecisionPolicy("fp16"),
+        PrecisionPolicy("fp8"),
         PrecisionPolicy(),
         PrecisionPolicy(exact_fold=False),
         PrecisionPolicy(read_copy="fp8"),
@@ -38,9 +39,10 @@ CHECKPOINTS = {
 
 
 def recurrence_for(kind: str, precision: PrecisionPolicy) -> Recurrence:
-    """The layer, with the 64 numbers a key that NVFP4 needs."""
+    """The layer, with the 64 numbers a key that NVFP4 needs, and with more of one byte than four threads load at a time."""
+    key_dims = {"nvfp4": 64, "fp8": 128}
     r = GEOMETRY[kind]
-    return replace(r, key_dim=64) if precision.read_copy == "nvfp4" else r
+    return replace(r, key_dim=key_dims.get(precision.read_copy or precision.checkpoint, r.key_dim))
 
 
 def new_tokens(r: Recurrence, draft: int, raw: bool) -> TokenInputs:

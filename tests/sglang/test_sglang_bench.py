@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import random
 import textwrap
 
 import pytest
+import torch
 
 from replayssm import InputError, LayerKind, ReplayConfig
 from replayssm.cli import main
 from replayssm.hybrid import read_hybrid
-from replayssm_sglang.bench import command, report
+from replayssm_sglang.bench import command, report, step
 from replayssm_sglang.bench.capacity import most
 from replayssm_sglang.bench.dummy import write_entry_point
 from replayssm_sglang.bench.engines import MODES, OURS, replay_config, settings
 from replayssm_sglang.bench.geometries import CONFIGS, PUBLISHED, write_model
 from replayssm_sglang.bench.plot import panels
 from replayssm_sglang.bench.processes import Job, measure
+from replayssm_sglang.bench.protocol import ROW, heard
+from replayssm_sglang.bench.step import prefill
 
 MEASURING = """
-    import json, os, sys
+    import json, os, sys, time
     from replayssm_sglang.bench.protocol import READY, ROW, say, wait_for_go
 
     plan = json.loads(sys.argv[1])
     print("starting")
     if plan.get("fails"):
-        sys.exit("no memory")
+        raise MemoryError("no memory")
+    if plan.get("hangs"):
+        time.sleep(60)
     say(READY)
     wait_for_go()
     ours = json.loads(os.environ.get("REPLAYSSM_CONFIG", "null"))
@@ -58,8 +64,15 @@ def test_processes_measure_in_order_and_failures_are_told(tmp_path, site):
         (1, None, None),
         (2, 4, 200.0),
     ]
-    assert sorted(found[2][1]["error"].split("; ")) == ["no memory", "starting"]
+    assert found[2][1]["error"] == "MemoryError: no memory"
     assert found[3][1]["ours"] == {"preset": "exact"}
+
+
+def test_a_process_that_hangs_is_ended_and_the_others_measure(tmp_path, site):
+    jobs = [Job("measuring", plan, None, {"mode": i}) for i, plan in enumerate([{"hangs": 1}, {"batches": [2]}])]
+    first, second = measure(jobs, tmp_path, 2, site, limit=2.0)
+    assert first[1] == {"error": "starting"}
+    assert second[1]["us"] == 200.0
 
 
 def test_rows_are_compared_as_they_come(tmp_path):
@@ -79,6 +92,36 @@ def test_engines_that_hold_more_requests_are_better():
         told.add({"model": "m", "mode": mode, "draft": 4}, {"requests": requests, "tokens": 9})
     told.add({"model": "m", "mode": "plain", "draft": 4}, {"batch": 8, "us": 50.0})
     assert [row["ratio"] for row in told.rows] == [1.0, 3.5, 1.0]
+
+
+class Batch(list):
+    merge_batch = list.extend
+
+
+class Runner:
+    """Answers a prompt with its number."""
+
+    passes = ()
+
+    def extend(self, requests):
+        self.passes = (*self.passes, len(requests))
+        return torch.tensor(requests), None, Batch(requests)
+
+
+@pytest.mark.parametrize(("most", "passes"), [(1, (1,) * 5), (2, (2, 2, 1)), (5, (5,)), (8, (5,))])
+def test_prompts_go_in_passes_of_a_size_and_decode_together(most, passes):
+    runner = Runner()
+    tokens, together = prefill(runner, [3, 1, 4, 1, 5], most)
+    assert runner.passes == passes
+    assert tokens.tolist() == together == [3, 1, 4, 1, 5]
+
+
+def test_the_largest_batch_comes_last(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
+    monkeypatch.setattr(step, "steps", lambda _runner, batch, _prompt, count: iter([batch / 1e6] * count))
+    step.measure(None, {"batches": [64, 1, 512], "prompt": 9, "steps": 3}, 0.0)
+    rows = [heard(line, ROW) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["batch"], round(row["us"])) for row in rows if row] == [(1, 1), (64, 64), (512, 512)]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -188,14 +188,15 @@ def answer(port, prompt, tokens):
     return {"tokens": found["output_ids"], "margins": margins}
 
 
-@pytest.mark.parametrize("preset", ["exact", "dual-nvfp4"])
-def test_a_server_under_load_answers_as_a_quiet_one(tmp_path, preset):
+# Its command line cannot turn off the pictures of Qwen3.5, whose processor no folder here has.
+@pytest.mark.parametrize("kind", ["mamba2", "kda"])
+def test_a_server_under_load_answers_as_a_quiet_one(tmp_path, kind):
     """Hundreds of requests, some cancelled. SGLang itself ends a server whose idle pools lack a slot."""
     from replayssm_sglang.bench.geometries import write_model
 
     log, choose = tmp_path / "log.txt", random.Random(5)
-    words = [*flags("gdn"), "--replayssm", preset]
-    path, machine = write_model("small-gdn", tmp_path, DTYPE), environment(None, on_gpu(tmp_path / "site"))
+    words = [*flags(kind), "--replayssm", "exact"]
+    path, machine = write_model(f"small-{kind}", tmp_path, DTYPE), environment(None, on_gpu(tmp_path / "site"))
     with serving(path, log, words, machine) as port:
         quiet = [answer(port, prompt, TOKENS) for prompt in PROMPTS]
         with ThreadPoolExecutor(48) as clients:
@@ -207,4 +208,4 @@ def test_a_server_under_load_answers_as_a_quiet_one(tmp_path, preset):
         same_tokens([answer(port, prompt, TOKENS) for prompt in PROMPTS], quiet)
         metrics = page(port, "metrics")
     assert "replayssm_flush_total{" in metrics
-    assert "replayssm: 3 gdn layers, standard decode, window 16" in log.read_text(encoding="utf-8")
+    assert f" {kind} layers, standard decode, window 16" in log.read_text(encoding="utf-8")

@@ -118,6 +118,23 @@ def test_states_that_are_tracked_hold_every_token():
     assert session.layers.cursors.committed.tolist()[1:] == [3, 3, 0, 0, 2]
 
 
+def test_tracked_slots_are_the_first_of_a_graphs_buffer():
+    session, _ = make_session(LayerKind.MAMBA2)
+    everyone = torch.tensor([5, 4, 0, 7])
+    engine = backend([1, 2], mamba_track_indices=everyone, num_prefills=0, num_decodes=2, is_target_verify=False)
+    tracked = batch("decode", mamba_track_mask=torch.tensor([True, True]))
+    session.states[:, 1:3] = torch.randn(len(LAYERS), 2, HEADS, V, K)
+    seen = []
+
+    def forward(self, mixer, layer_id, forward_batch):
+        seen.append(self.forward_metadata.mamba_track_indices[-2:].tolist())
+
+    for layer_id in LAYERS:
+        prefill.around_mamba2(session, forward, engine, mixer=None, layer_id=layer_id, forward_batch=tracked)
+    assert seen == [[5, 4]] * len(LAYERS)
+    assert torch.equal(session.states[:, [5, 4]], session.states[:, [1, 2]])
+
+
 def test_a_fused_decode_is_declined():
     layer = SimpleNamespace(_k3_onorm_gate=torch.ones(1))
 

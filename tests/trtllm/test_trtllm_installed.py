@@ -30,6 +30,13 @@ MTP = {"decoding_type": "MTP", "max_draft_len": 3}
 MARK = "greedy tokens: "
 
 
+def nested():
+    """Where the model's text configuration is, from its config.json; a name that is no directory is taken as flat."""
+    file = Path(MODEL) / "config.json"
+    composite = file.is_file() and "text_config" in json.loads(file.read_text(encoding="utf-8"))
+    return "text_config" if composite else None
+
+
 def test_the_installed_generation_is_known():
     found = compat.examine()
     assert found.generation is not None, found.reason
@@ -68,7 +75,7 @@ def decode(fields, speculative):
     if fields is None:
         kwargs = {"kv_cache_config": {"mamba_ssm_cache_dtype": "float32"}, "speculative_config": speculative}
     else:
-        kwargs = ReplaySSMConfig(**fields).to_llm_kwargs(speculative)
+        kwargs = ReplaySSMConfig(**fields).to_llm_kwargs(speculative, nested=nested())
     llm = LLM(MODEL, **kwargs)
     try:
         outputs = llm.generate(list(PROMPTS), SamplingParams(max_tokens=96, temperature=0.0))

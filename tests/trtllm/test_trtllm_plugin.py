@@ -1,4 +1,4 @@
-"""Configuration on its way to a rank, the wrapped selector, and models that cannot be served."""
+"""Configuration on its way to a rank, models that cannot be served, and managers that the engine makes."""
 
 from __future__ import annotations
 
@@ -11,33 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lives import Life
+from ranks import CARRIED, config, select
 from small_engine import base, earlier, installed, models
 
 from replayssm import InputError, UnsupportedError
-from replayssm_trtllm import ReplaySSMConfig, compat, selector
+from replayssm_trtllm import ReplaySSMConfig
 from replayssm_trtllm.command import PLUGIN_DIRECTORY
 from replayssm_trtllm.llm_fields import ENV_CONFIG
 from replayssm_trtllm.settings import read_settings
-from replayssm_trtllm.surface import GDN_MODULE, SELECTOR, SELECTOR_MODULE
-
-CARRIED = ReplaySSMConfig(decode=True, window=6, backend="torch").model_dump()
-
-
-@pytest.fixture
-def engine(monkeypatch):
-    installed.install(monkeypatch, "C")
-    return importlib.import_module("replayssm_trtllm.models").REGISTERED
-
-
-def config(kind="mamba2", *, carried=CARRIED, **extra):
-    made = models.pretrained(kind, dtype=torch.float32, **extra)
-    if carried is not None:
-        made.replay_ssm = carried
-    return made
-
-
-def select(model_config, *arguments, **keywords):
-    return getattr(importlib.import_module(SELECTOR_MODULE), SELECTOR)(model_config, *arguments, **keywords)
+from replayssm_trtllm.surface import GDN_MODULE
 
 
 def test_settings_come_from_the_model_or_the_environment(monkeypatch):
@@ -93,22 +75,6 @@ def test_the_custom_module_directory_registers(monkeypatch):
     assert len(models.REGISTRY) == 4
 
 
-@pytest.mark.usefixtures("engine")
-def test_the_selector_is_wrapped_once_and_keeps_its_signature():
-    wrapped = getattr(importlib.import_module(SELECTOR_MODULE), SELECTOR)
-    selector.install(compat.probe())
-    assert getattr(importlib.import_module(SELECTOR_MODULE), SELECTOR) is wrapped
-    made = models.model_config(config())
-    assert select(made, None) is select(made, kv_cache_config=None)
-    assert select(made, None, False, None).__name__ == "ReplaySSMMambaHybridCacheManagerV2"
-    assert issubclass(select(made, None), compat.probe().manager)
-
-
-@pytest.mark.usefixtures("engine")
-def test_models_without_a_configuration_get_the_engines_own_manager():
-    assert select(models.model_config(config(carried=None)), None) is compat.probe().manager
-
-
 @pytest.mark.parametrize(
     "name",
     ["TRTLLM_USE_PY_MAMBA", "TRTLLM_MAMBA2_MTP_USE_CUSTOM_OP", "TRTLLM_USE_MAMBA_REPLAY", "TRTLLM_USE_GDN_REPLAY"],
@@ -130,46 +96,8 @@ def test_a_rank_compares_the_state_with_the_configuration(monkeypatch):
         ReplaySSMConfig().precision("float64")
 
 
-@pytest.mark.usefixtures("engine")
-def test_a_v1_manager_is_refused():
-    with pytest.raises(UnsupportedError, match="use_kv_cache_manager_v2"):
-        select(models.model_config(config()), SimpleNamespace(plain=True))
-
-
-@pytest.mark.usefixtures("engine")
-def test_a_model_without_recurrent_layers_is_refused():
-    plain = SimpleNamespace(architectures=["LlamaForCausalLM"], replay_ssm=CARRIED)
-    with pytest.raises(UnsupportedError, match="LlamaForCausalLM carries a ReplaySSM configuration"):
-        select(models.model_config(plain), None)
-
-
-@pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize(
-    ("transceiver", "message"),
-    [
-        (SimpleNamespace(backend="UCX", transceiver_runtime="PYTHON"), "backend='UCX'"),
-        (SimpleNamespace(backend="NIXL", transceiver_runtime="CPP"), "transceiver_runtime='CPP'"),
-        (None, "backend=None"),
-    ],
-)
-def test_other_transports_are_refused(transceiver, message):
-    made = models.model_config(config())
-    with pytest.raises(UnsupportedError, match=message):
-        select(made, None, True, transceiver)
-    with pytest.raises(UnsupportedError, match=message):
-        select(made, None, is_disagg=True, cache_transceiver_config=transceiver)
-    assert select(made, None, True, SimpleNamespace(backend="NIXL", transceiver_runtime="PYTHON"))
-
-
-def test_composite_models_are_known_by_their_text_model(engine):
-    inner = config("gdn")
-    outer = SimpleNamespace(architectures=["Qwen3_5ForConditionalGeneration"], text_config=inner)
-    assert select(models.model_config(outer), None).__name__.startswith("ReplaySSM")
-    assert set(engine) >= set(inner.architectures)
-
-
 BAD_MODELS = [
-    ({"carried": None}, {}, UnsupportedError, "no configuration reached this rank"),
+    ({"carried": None}, {}, UnsupportedError, "no configuration reached this rank.*--nested text_config"),
     ({"groups": 2}, {"mapping": base.Mapping(tp_size=4)}, UnsupportedError, "n_groups=2 is not divisible by TP=4"),
     ({}, {"spec_config": SimpleNamespace(tokens_per_gen_step=7)}, InputError, "below the 7 tokens"),
     ({}, {"spec_config": SimpleNamespace(tokens_per_gen_step=4, use_dynamic_tree=True)}, UnsupportedError, "tree"),

@@ -195,13 +195,32 @@ BAD_CALLS = [
     ({"speculative": "MTP"}, "speculative_config is a str; expected a mapping"),
     ({"nested": "llm_config"}, "nested='llm_config'.*'text_config'"),
     ({"sm": "90"}, "sm='90'"),
+    ({"llm": {"max_beam_width": "1"}}, "max_beam_width='1'"),
+    ({"llm": {"model_kwargs": {"replay_smm": {}}}}, "did you mean 'replay_ssm'"),
+    ({"llm": {"model_kwargs": {"text_config": 3}}}, "text_config is a int"),
+    ({"llm": {"model_kwargs": {"text_config": {"replay_ssm": {}}}}}, "model_kwargs.text_config.replay_ssm carries"),
+    ({"llm": {"model_kwargs": {"replay_ssm": {}}}, "nested": "text_config"}, "model_kwargs.replay_ssm carries"),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), BAD_CALLS, ids=[message for _, message in BAD_CALLS])
-def test_calls_of_a_wrong_type(call, message):
-    with pytest.raises(InputError, match=message):
+def test_calls_that_are_wrong(call, message):
+    with pytest.raises(REFUSED, match=message):
         ReplaySSMConfig(decode=True).to_llm_kwargs(**call)
+
+
+def test_a_gpu_that_the_engine_does_not_replay_on_is_refused():
+    for sm in (75, 8):
+        with pytest.raises(UnsupportedError, match=f"SM {sm}: .*from SM 80"):
+            ReplaySSMConfig().to_llm_kwargs(MTP, sm=sm)
+    assert ReplaySSMConfig().to_llm_kwargs(MTP, sm=80)
+    assert ReplaySSMConfig(decode=True).to_llm_kwargs(MTP, sm=75)
+
+
+def test_the_plugins_configuration_beside_a_native_one_is_refused():
+    llm = {"model_kwargs": {"replay_ssm": {"decode": True}}}
+    with pytest.raises(InputError, match=r"model_kwargs\.replay_ssm carries.*this configuration is native"):
+        ReplaySSMConfig().to_llm_kwargs(MTP, llm)
 
 
 @pytest.mark.parametrize("values", [None, [1], "window", {1: 2}])

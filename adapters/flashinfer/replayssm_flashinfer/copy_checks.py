@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from replayssm import StateLayout
+from replayssm.capability import supports
 from replayssm_flashinfer.refusals import check
 
 NAMES = ("read_copy", "read_copy_block_scale", "read_copy_scale")
@@ -39,8 +40,9 @@ def check_copy(layout: StateLayout, copy: Copy, device: torch.device) -> None:
     """Check a read copy's buffers.
 
     Raises:
-        RefusedError: one is missing, too many, or of another shape, dtype, stride or device.
+        RefusedError: one is missing, too many, or of another shape, dtype, stride or device; or kernels have no such copy.
     """
+    check(*supports("triton", layout, torch.device("cuda")))
     specs = {spec.name: spec for spec in layout.buffers if spec.name in NAMES}
     for name, tensor in zip(NAMES, copy, strict=True):
         spec = specs.get(name)

@@ -40,17 +40,25 @@ def around_delta(session: Session, original: Original, *args: Foreign, **kwargs:
 
 def around_mamba2(session: Session, original: Original, *args: Foreign, **kwargs: Foreign) -> Foreign:
     """Around `Mamba2AttnBackend.forward`: the same, and after a decode that SGLang tracks the states as they stand."""
-    out = original(*args, **kwargs)
     call = bind(original, args, kwargs)
     backend, layer_id, batch = call["self"], call["layer_id"], call["forward_batch"]
-    _refresh(session, backend, layer_id, batch)
     metadata, mask = backend.forward_metadata, batch.mamba_track_mask
+    _leave_rows_of_the_batch(metadata)
+    out = original(*args, **kwargs)
+    _refresh(session, backend, layer_id, batch)
     if mask is None or metadata.num_decodes == 0 or metadata.is_target_verify:
         return out
     if backend.req_to_token_pool.mamba_map[layer_id] == len(session.layers) - 1:
         rows = slice(-metadata.num_decodes, None)
         _publish(session, metadata.mamba_cache_indices[rows], mask[rows], metadata.mamba_track_indices[rows])
     return out
+
+
+def _leave_rows_of_the_batch(metadata: Foreign) -> None:
+    """In a CUDA graph SGLang 0.5.16 has tracked slots of its largest batch here, and takes the last for the first."""
+    slots = getattr(metadata, "mamba_track_indices", None)
+    if slots is not None:
+        metadata.mamba_track_indices = slots[: metadata.num_prefills + metadata.num_decodes]
 
 
 def around_tracking(session: Session, original: Original, *args: Foreign, **kwargs: Foreign) -> None:

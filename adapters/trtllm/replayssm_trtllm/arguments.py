@@ -9,7 +9,14 @@ from typing import Any
 
 from replayssm import InputError, UnsupportedError
 from replayssm_trtllm.config import NATIVE, PLUGIN, ReplaySSMConfig
-from replayssm_trtllm.llm_checks import check_arguments, check_environment, check_names, mapping, overrides
+from replayssm_trtllm.llm_checks import (
+    carried_configs,
+    check_arguments,
+    check_environment,
+    check_names,
+    mapping,
+    overrides,
+)
 from replayssm_trtllm.llm_fields import (
     CUDA_GRAPHS,
     ENV_CONFIG,
@@ -48,6 +55,7 @@ def llm_arguments(
     check_speculation(speculative)
     check_arguments(given)
     plugin = config.resolved_mode == PLUGIN
+    _check_carried_once(given, plugin, nested)
     check_environment(os.environ | overrides(given), plugin)
     if plugin:
         check_plugin(config, speculative, given)
@@ -116,6 +124,15 @@ def _check_choices(sm: object, nested: object) -> None:
         raise InputError(
             f"nested={nested!r}; ranks look in {NESTED!r} only, use it for composite models or leave it out"
         )
+
+
+def _check_carried_once(given: Mapping[str, Any], plugin: bool, nested: str | None) -> None:
+    """What stands where the plugin's configuration goes is compared with it; anywhere else it would be a second one."""
+    others = [place for place in carried_configs(given) if not plugin or place != nested]
+    if others:
+        where = ".".join(name for name in (MODEL_KWARGS, others[0], REPLAY_KEY) if name)
+        what = f"nested={nested!r} puts it elsewhere" if plugin else "this configuration is native"
+        raise InputError(f"{where} carries a configuration of the plugin, and {what}; leave one of them out")
 
 
 def _speculation(speculative: Mapping[str, Any] | None, given: dict[str, Any]) -> Mapping[str, Any] | None:

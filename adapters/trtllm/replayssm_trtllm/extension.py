@@ -31,7 +31,8 @@ class ReplaySSMModel:
         if config is None:
             raise UnsupportedError(
                 "the ReplaySSM plugin is loaded and no configuration reached this rank; pass the YAML of "
-                "`replayssm trtllm yaml` with --config, or leave --custom_module_dirs out"
+                "`replayssm trtllm yaml` with --config (made with --nested text_config where the model's config.json has a "
+                "text_config, as Qwen3.5's have), or leave --custom_module_dirs out"
             )
         tp = self.replayssm_engine.effective_tp(model_config.mapping)
         check_model(config, self.replayssm_kind, model_config, tp)

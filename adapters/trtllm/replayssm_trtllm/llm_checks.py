@@ -15,6 +15,9 @@ from replayssm_trtllm.llm_fields import (
     ENV_VERIFY_OP,
     KV_CACHE,
     KV_CACHE_FIELDS,
+    MODEL_KWARGS,
+    NESTED,
+    REPLAY_KEY,
     STATE_DTYPE,
     STATE_DTYPES,
     TOP_LEVEL,
@@ -65,6 +68,32 @@ def section(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return mapping(arguments.get(name), name)
 
 
+def carried_configs(arguments: Mapping[str, Any]) -> dict[str | None, Any]:
+    """The plugin's configurations in `model_kwargs`, by the section of it that holds one, None for its top.
+
+    Raises:
+        InputError: one that is misspelt, or where no rank looks.
+    """
+    model_kwargs = section(arguments, MODEL_KWARGS)
+    unread = [
+        name
+        for name, value in model_kwargs.items()
+        if name != NESTED and isinstance(value, Mapping) and REPLAY_KEY in value
+    ]
+    if unread:
+        raise InputError(
+            f"{MODEL_KWARGS}.{unread[0]} holds {REPLAY_KEY!r}, and ranks look in {NESTED} only; move it there"
+        )
+    found: dict[str | None, Any] = {}
+    for place, holder in ((None, model_kwargs), (NESTED, section(model_kwargs, NESTED))):
+        for name in holder:
+            if name != REPLAY_KEY and nearest(name, (REPLAY_KEY,)):
+                raise InputError(f"{MODEL_KWARGS} has {name!r}; did you mean {REPLAY_KEY!r}?")
+        if REPLAY_KEY in holder:
+            found[place] = holder[REPLAY_KEY]
+    return found
+
+
 def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Check what neither mode serves.
 
@@ -96,7 +125,7 @@ def check_beams(width: int | None) -> None:
         UnsupportedError: there is.
     """
     if width not in (None, 1):
-        raise UnsupportedError(f"max_beam_width={width}: a beam search would copy rings at each step; use 1")
+        raise UnsupportedError(f"max_beam_width={width!r}: a beam search would copy rings at each step; use 1")
 
 
 def check_transport(transceiver: Mapping[str, Any]) -> None:

@@ -16,6 +16,9 @@ from replayssm_trtllm.speculation import DYNAMIC_FIELDS, tokens_per_step
 GDN_LONGEST_STEP = 8
 """T that TensorRT-LLM's own GDN replay serves at most; above it falls back to snapshots."""
 
+OLDEST_SM = 80
+"""Compute capability from which TensorRT-LLM's own replay runs; below it keeps snapshots."""
+
 
 def check_native(
     config: ReplaySSMConfig, speculative: Mapping[str, Any] | None, given: Mapping[str, Any], sm: int | None
@@ -42,8 +45,14 @@ def check_native(
             f"{tokens} tokens a step: TensorRT-LLM's own GDN replay serves up to {GDN_LONGEST_STEP} and keeps snapshots "
             "above, without an error; draft less, or use mode='plugin'"
         )
+    sm = visible_sm() if sm is None else sm
+    if sm is not None and sm < OLDEST_SM:
+        raise UnsupportedError(
+            f"SM {sm}: TensorRT-LLM's own replay runs from SM {OLDEST_SM} and keeps snapshots below, without an error; use "
+            "mode='plugin' with backend='torch'"
+        )
     if config.stochastic_rounding:
-        _check_rounding(visible_sm() if sm is None else sm)
+        _check_rounding(sm)
     else:
         _check_no_rounding(given)
 
@@ -72,7 +81,9 @@ def visible_sm() -> int | None:
 
 def _check_rounding(sm: int | None) -> None:
     if sm is None:
-        raise InputError("stochastic_rounding natively depends on the GPU and none is visible; pass sm=, e.g. sm=100")
+        raise InputError(
+            "stochastic_rounding natively depends on the GPU and none is visible; pass sm= (--sm), e.g. 100"
+        )
     if not 100 <= sm < 120:
         raise UnsupportedError(
             f"SM {sm}: TensorRT-LLM's own replay rounds stochastically on 100 ≤ SM < 120 and keeps snapshots elsewhere, "

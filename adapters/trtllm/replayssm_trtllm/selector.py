@@ -10,9 +10,10 @@ from typing import Any
 from replayssm import LayerKind, UnsupportedError
 from replayssm_trtllm.architectures import ARCHITECTURES, kind_of
 from replayssm_trtllm.compat import Engine
+from replayssm_trtllm.llm_fields import TRANSCEIVER
 from replayssm_trtllm.manager import make_manager_class
 from replayssm_trtllm.runtime_checks import check_disaggregation
-from replayssm_trtllm.settings import read_settings, text_config
+from replayssm_trtllm.settings import from_the_environment_alone, read_settings, text_config
 from replayssm_trtllm.surface import SELECTOR, SELECTOR_MODULE
 
 MARK = "__replayssm__"
@@ -29,11 +30,14 @@ def install(engine: Engine) -> None:
 def wrapped(original: Callable[..., type], engine: Engine) -> Callable[..., type]:
     """The selector that extends what the engine's own chooses, for models that carry a configuration.
 
-    The engine's function took one, two or four arguments over time; all are passed on.
+    The engine's function took one, two or four arguments over time; all are passed on. It also chooses the manager of a
+    drafter's own attention layers, after the model's.
     """
+    served = False
 
     @functools.wraps(original)
     def select(*args: Any, **kwargs: Any) -> type:  # noqa: ANN401
+        nonlocal served
         base = original(*args, **kwargs)
         model_config = args[0] if args else kwargs["model_config"]
         pretrained = model_config.pretrained_config
@@ -42,15 +46,21 @@ def wrapped(original: Callable[..., type], engine: Engine) -> Callable[..., type
             return base
         kind = kind_of_model(pretrained)
         if kind is None:
+            if served and from_the_environment_alone(pretrained):
+                return base
             raise UnsupportedError(
                 f"{architecture_of(pretrained)} carries a ReplaySSM configuration and has no recurrent layers that the "
                 f"plugin serves; it serves {', '.join(entry.name for entry in ARCHITECTURES)}. Leave replay_ssm out"
             )
-        check_disaggregation(
-            bool(kwargs.get("is_disagg", args[2] if len(args) > 2 else False)),
-            kwargs.get("cache_transceiver_config", args[3] if len(args) > 3 else None),
-        )
-        return make_manager_class(base, engine, kind, config)
+        # For a drafter's manager the engine leaves the transceiver out; the model's was chosen with it.
+        if len(args) > 3 or TRANSCEIVER in kwargs:
+            check_disaggregation(
+                bool(kwargs.get("is_disagg", args[2] if len(args) > 2 else False)),
+                kwargs.get(TRANSCEIVER, args[3] if len(args) > 3 else None),
+            )
+        extended = make_manager_class(base, engine, kind, config)
+        served = True
+        return extended
 
     setattr(select, MARK, True)
     return select

@@ -18,11 +18,7 @@ def read_settings(pretrained: Any) -> ReplaySSMConfig | None:  # noqa: ANN401  a
     Raises:
         InputError: not a mapping, bad fields, or two places that differ.
     """
-    found = {
-        f"model_kwargs ({where})": value
-        for where, holder in (("top", pretrained), (NESTED, getattr(pretrained, NESTED, None)))
-        if (value := _carried(holder)) is not None
-    }
+    found = _of_the_model(pretrained)
     text = os.environ.get(ENV_CONFIG)
     if text:
         found[ENV_CONFIG] = _parse(text)
@@ -32,9 +28,24 @@ def read_settings(pretrained: Any) -> ReplaySSMConfig | None:  # noqa: ANN401  a
     return next(iter(configs.values()), None)
 
 
+def from_the_environment_alone(pretrained: Any) -> bool:  # noqa: ANN401  a Hugging Face configuration
+    """Whether a model carries no configuration itself: what the environment holds is for every model of the process."""
+    return not _of_the_model(pretrained)
+
+
 def text_config(pretrained: Any) -> Any:  # noqa: ANN401
     """The configuration that describes the recurrent layers: the nested one of a composite model."""
-    return getattr(pretrained, NESTED, None) or pretrained
+    nested = getattr(pretrained, NESTED, None)
+    # TensorRT-LLM puts `model_kwargs.text_config` on a flat configuration as it is: a mapping that describes no layers.
+    return pretrained if nested is None or isinstance(nested, Mapping) else nested
+
+
+def _of_the_model(pretrained: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {
+        f"model_kwargs ({where})": value
+        for where, holder in (("top", pretrained), (NESTED, getattr(pretrained, NESTED, None)))
+        if (value := _carried(holder)) is not None
+    }
 
 
 def _carried(holder: Any) -> Any:  # noqa: ANN401

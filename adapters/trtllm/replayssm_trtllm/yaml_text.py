@@ -11,20 +11,18 @@ import yaml
 from replayssm import InputError
 from replayssm_trtllm.arguments import check_complete, llm_arguments
 from replayssm_trtllm.config import NATIVE, ReplaySSMConfig
-from replayssm_trtllm.llm_checks import check_arguments, check_names, overrides, section
+from replayssm_trtllm.llm_checks import carried_configs, check_arguments, check_names, overrides, section
 from replayssm_trtllm.llm_fields import (
     ENV_GDN_REPLAY,
     ENV_MAMBA_REPLAY,
     ENV_OVERRIDES,
     KV_CACHE,
     MODEL_KWARGS,
-    NESTED,
     PHILOX_ROUNDS,
     REPLAY_KEY,
     STATE_DTYPE,
     STATE_ROUNDING,
 )
-from replayssm_trtllm.nearest import nearest
 from replayssm_trtllm.yaml_file import load
 
 
@@ -55,14 +53,7 @@ def read(source: str | Path, *, sm: int | None) -> ReplaySSMConfig:
     """See `ReplaySSMConfig.from_yaml`."""
     given = load(source)
     check_names(given)
-    model_kwargs = section(given, MODEL_KWARGS)
-    places: dict[str | None, Mapping[str, Any]] = {None: model_kwargs, NESTED: section(model_kwargs, NESTED)}
-    found = {nested: place[REPLAY_KEY] for nested, place in places.items() if _has_replay(place)}
-    unread = [name for name, value in model_kwargs.items() if isinstance(value, Mapping) and REPLAY_KEY in value]
-    if unread not in ([], [NESTED]):
-        raise InputError(
-            f"{MODEL_KWARGS}.{unread[0]} holds {REPLAY_KEY!r}, and ranks look in {NESTED} only; move it there"
-        )
+    found = carried_configs(given)
     if len(found) > 1:
         raise InputError(f"{MODEL_KWARGS} holds {REPLAY_KEY!r} {len(found)} times; expected it once")
     if not found:
@@ -75,13 +66,6 @@ def read(source: str | Path, *, sm: int | None) -> ReplaySSMConfig:
     llm_arguments(config, None, others, sm=sm, nested=nested)
     check_complete(config, given)
     return config
-
-
-def _has_replay(place: Mapping[str, Any]) -> bool:
-    for name in place:
-        if name != REPLAY_KEY and nearest(name, (REPLAY_KEY,)):
-            raise InputError(f"{MODEL_KWARGS} has {name!r}; did you mean {REPLAY_KEY!r}?")
-    return REPLAY_KEY in place
 
 
 def _native(arguments: Mapping[str, Any]) -> ReplaySSMConfig:

@@ -70,11 +70,12 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
 def read_sizes(layer: LayerState) -> dict[str, int]:
     """ER, the E of what a step reads, and P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes.
 
-    Of a copy a thread has 16 bytes, and neighbouring rows, or loads, fill a line.
+    Of a copy, or of bytes, a thread has 16 bytes, and neighbouring rows, or loads, fill a line.
     """
     key_dim = layer.layout.recurrence.key_dim
-    if layer.layout.precision.read_copy is not None:
-        return {"ER": min(32 if layer.layout.precision.read_copy == "nvfp4" else 16, key_dim // 4), "P": 1}
+    precision = layer.layout.precision
+    if precision.read_copy is not None or precision.checkpoint == "fp8":
+        return {"ER": min(32 if precision.read_copy == "nvfp4" else 16, key_dim // 4), "P": 1}
     state = layer.buffers["checkpoint"]
     columns = 4 * vector(state, key_dim)
     return {"ER": columns // 4, "P": min(128 // (columns * state.element_size()), key_dim // columns)}

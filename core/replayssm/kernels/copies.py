@@ -59,7 +59,7 @@ def load_factors(p_scale, o_v, end, READ: tl.constexpr):
     if READ == "nvfp4":
         b_factor = tl.load(p_scale + o_v // 16, mask=o_v < end, other=0.0) * NVFP4_REST
     else:
-        b_factor = load_row_scales(p_scale, o_v, end, READ == "fp8")
+        b_factor = load_row_scales(p_scale, o_v, end, READ == "fp8" or READ == "int8")
     return b_factor
 
 

@@ -89,7 +89,8 @@ def step_kernel(
     p_copy, p_block_scale, p_copy_scale = head_pointers(
         copy, copy_block_scale, copy_scale, slot, s_copy, s_copy_block_scale, s_copy_scale, i_head, V, K, COPY
     )
-    READ: tl.constexpr = FORMAT if COPY == "none" else COPY
+    # An adapter's int8 checkpoint comes as "fp8", a byte a number and a scale a row.
+    READ: tl.constexpr = COPY if COPY != "none" else "int8" if state.dtype.element_ty == tl.int8 else FORMAT
     p_read, p_read_scale = p_state, p_scale
     if COPY != "none":
         p_read, p_read_scale = p_copy, p_copy_scale

@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import noise_tile
-from replayssm.kernels.primitives import dot_exact
-from replayssm.kernels.ring import STRONGEST, history_rows, load_values, wrap
+from replayssm.kernels.primitives import dot_exact, exp_exact
+from replayssm.kernels.ring import head_decay, history_rows, load_units, load_values
+from replayssm.kernels.tile import tile_rows
 
 LARGEST = tl.constexpr(127.0)
 # Beside 1.5 · 2^23 only whole numbers are left of an fp32 number: rounds to nearest even.
@@ -19,21 +20,19 @@ WHOLE = tl.constexpr(12582912.0)
 
 @triton.jit
 def fold_rows(
-    p_state, p_scale, p_value, p_key, p_dt, rate, origin, count, o_v,
-    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, DOT: tl.constexpr,
+    p_state, p_scale, p_value, p_key, p_dt, rate, origin, count, first,
+    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Rows `o_v` of one head's int8 checkpoint after `count` records: `[BV, K]` fp32."""
-    o_j, o_k = tl.arange(0, J), tl.arange(0, K)
+    """Rows from `first` on of one head, int8, after `count` records, in the order of `tile_rows`: `[BV, K]` fp32."""
+    o_j, o_k, o_v = tl.arange(0, J), tl.arange(0, K), first + tile_rows(BV)
     o_row, b_live = history_rows(origin, count, o_j, R), o_j < count
-    b_dt = tl.load(p_dt + o_row, mask=b_live, other=0.0)
-    b_next = tl.load(p_dt + wrap(o_row + 1, R), mask=b_live & (o_j > 0), other=0.0)
-    b_weight = b_dt * tl.exp(tl.cumsum(tl.maximum(b_next * rate, STRONGEST), axis=0))
-    whole = tl.sum(tl.maximum(b_dt * rate, STRONGEST), axis=0)
-    b_value = load_values(p_value, o_row, o_v, b_live, V, V).to(tl.float32) * b_weight[None, :]
+    b_after, whole = head_decay(p_dt, rate, origin, count, o_j, R)
+    b_weight = load_units(p_dt, p_dt, origin, count, o_j, R, False) * tl.exp(b_after)
+    b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32) * b_weight[None, :]
     b_key = tl.load(p_key + o_row[:, None] * K + o_k[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
     b_scale = tl.load(p_scale + o_v, mask=o_v < V, other=0.0)
     b_state = tl.load(p_state + o_v[:, None] * K + o_k[None, :], mask=(o_v < V)[:, None], other=0).to(tl.float32)
-    return dot_exact(b_value, b_key, b_state * (b_scale * tl.exp(whole))[:, None], DOT)
+    return dot_exact(b_value, b_key, b_state * (b_scale * exp_exact(whole))[:, None], DOT)
 
 
 @triton.jit
@@ -68,13 +67,13 @@ def fold_int8_kernel(
     slot = tl.load(p_slot + i_row)
     if (slot < 0) | (tl.load(p_flush + i_row) == 0):
         return
-    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    first = tl.program_id(0) * BV
     i_group = i_head // (H // G)
     p_state, p_scale = state + slot * s_state + i_head * V * K, scale + slot * s_scale + i_head * V
     b_state = fold_rows(
         p_state, p_scale, value_ring + slot * s_value + i_head * R * V, key_ring + slot * s_key + i_group * R * K,
         gate_ring + slot * s_gate + i_head * R, tl.load(A + i_head).to(tl.float32), tl.load(p_origin + i_row),
-        tl.load(p_committed + i_row), o_v, V, K, R, J, DOT,
+        tl.load(p_committed + i_row), first, V, K, R, J, BV, DOT,
     )  # fmt: skip
     count, seed = tl.load(p_flushes + i_row), tl.load(p_seed)
-    store_rows_int8(b_state, p_state, p_scale, seed, slot, count, i_head, o_v, V, K, SR)
+    store_rows_int8(b_state, p_state, p_scale, seed, slot, count, i_head, first + tile_rows(BV), V, K, SR)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.flush import fold_kernel
+from replayssm.kernels.tile import tile_rows
 from replayssm_flashinfer.kernels.int8 import fold_rows, store_rows_int8
 
 
@@ -60,7 +61,7 @@ def materialize_kernel(
     SCALED: tl.constexpr = FORMAT == "fp8" or FORMAT == "int8"
     scale, s_scale = table(scales, i_layer, like_gate), tl.load(s_scales + i_layer)
     count, origin = tl.load(p_count + i_row), tl.load(p_start + i_row)
-    o_v, o_k = tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, K)
+    o_v, o_k = tl.program_id(0) * BV + tile_rows(BV), tl.arange(0, K)
     if count == 0:
         m_v = o_v < V
         o_tile = i_head * V * K + o_v[:, None] * K + o_k[None, :]
@@ -82,8 +83,8 @@ def materialize_kernel(
         b_state = fold_rows(
             state + source * s_state + i_head * V * K, scale + source * s_scale + i_head * V,
             value + source * s_value + i_head * R * V, key + source * s_key + i_group * R * K,
-            gate + source * s_gate + i_head * R, tl.load(rate + i_head).to(tl.float32), origin, count, o_v,
-            V, K, R, J, DOT,
+            gate + source * s_gate + i_head * R, tl.load(rate + i_head).to(tl.float32), origin, count,
+            tl.program_id(0) * BV, V, K, R, J, BV, DOT,
         )  # fmt: skip
         p_to, p_to_scale = state + target * s_state + i_head * V * K, scale + target * s_scale + i_head * V
         counter, seed = tl.load(p_counter + i_row), tl.load(p_seed)

@@ -41,6 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--parallel", type=int, default=2, metavar="N", help="engines that start together (2)")
     parser.add_argument(
+        "--limit", type=float, default=900.0, metavar="S", help="seconds to start an engine, and to measure one (900)"
+    )
+    parser.add_argument(
         "--logs", type=Path, default=Path("bench-sglang-logs"), metavar="DIR", help="the engines' output"
     )
     parser.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     with scratch() as folder:
         site = write_entry_point(Path(folder) / "site")
         jobs = [job for model in args.model for job in _jobs(args, str(write_model(model, Path(folder))), model)]
-        for job, row in measure(jobs, args.logs, args.parallel, site):
+        for job, row in measure(jobs, args.logs, args.parallel, site, args.limit):
             report.add(job.labels, row)
             if args.json is not None:
                 report.write(args.json)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from replayssm.config import ENVIRONMENT
 from replayssm_sglang.bench.protocol import READY, ROW, heard
+
+_TELLING = re.compile(r"^(\[\w+\]: )?[\w.]*(Error|Exception)\b|replayssm: ")
+"""A line that says why a process ended: an exception's, some of them marked with a rank."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +40,20 @@ class Job:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def measure(jobs: Sequence[Job], logs: Path, parallel: int, site: Path) -> Iterator[tuple[Job, dict[str, Any]]]:
+def measure(
+    jobs: Sequence[Job], logs: Path, parallel: int, site: Path, limit: float = 900.0
+) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Each row of each job as it comes; a process that ends early has its last words in a row "error".
 
     Args:
         logs: folder for what the processes print.
         parallel: processes that start together; their engines share the GPU's memory.
         site: folder for PYTHONPATH, with the entry point of `dummy`.
+        limit: seconds that a process has to get ready, and as many to measure; then it is ended.
     """
     for first in range(0, len(jobs), parallel):
-        running = [(job, _Process(job, logs, first + i, site)) for i, job in enumerate(jobs[first : first + parallel])]
+        some = enumerate(jobs[first : first + parallel], first)
+        running = [(job, _Process(job, logs, number, site, limit)) for number, job in some]
         try:
             # All of them are up before one measures.
             ready = [(job, process, process.wait_ready()) for job, process in running]
@@ -56,7 +65,8 @@ def measure(jobs: Sequence[Job], logs: Path, parallel: int, site: Path) -> Itera
 
 
 class _Process:
-    def __init__(self, job: Job, logs: Path, number: int, site: Path) -> None:
+    def __init__(self, job: Job, logs: Path, number: int, site: Path, limit: float) -> None:
+        self._limit = limit
         self._log = (logs / f"{number:02}-{'-'.join(str(x) for x in job.labels.values())}.log").open("a+")
         self._running = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", job.module, json.dumps(job.plan)],
@@ -90,19 +100,25 @@ class _Process:
 
     def _heard(self, mark: str) -> Iterator[dict[str, Any]]:
         assert self._running.stdout is not None, "a pipe"
-        for line in self._running.stdout:
-            facts = heard(line, mark)
-            if facts is None:
-                print(line, end="", file=self._log, flush=True)
-                continue
-            yield facts
-            if mark == READY:
-                return
+        timer = Timer(self._limit, self._running.kill)
+        timer.start()
+        try:
+            for line in self._running.stdout:
+                facts = heard(line, mark)
+                if facts is None:
+                    print(line, end="", file=self._log, flush=True)
+                    continue
+                yield facts
+                if mark == READY:
+                    return
+        finally:
+            timer.cancel()
 
     def _last_words(self) -> str:
         self._log.seek(0)
         lines = [line.strip() for line in self._log if line.strip()]
-        return "; ".join(lines[-3:]) or "it said nothing"
+        telling = [line for line in lines if _TELLING.search(line)]
+        return "; ".join(telling[-1:] or lines[-3:]) or "it said nothing"
 
 
 def _environment(job: Job, site: Path) -> dict[str, str]:
