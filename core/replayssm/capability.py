@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import torch
 
@@ -129,7 +130,16 @@ def _refusal(row: Capability, layout: StateLayout, device: torch.device, mode: s
 
 def choose_backend(layout: StateLayout, device: torch.device) -> str:
     """The fastest backend that serves the layout on the device."""
+    if runs_triton(device) and supports("triton", layout, device)[0]:
+        return "triton"
     return "torch" if supports("torch", layout, device)[0] else "naive"
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether fused kernels may be chosen unasked: Triton is installed, and the GPU has TF32 products (8.0 and up)."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def markdown_table() -> str:

@@ -30,7 +30,7 @@ class ReplayConfig:
         preset: named precision policy, see `PRESETS`.
         precision: an explicit policy in place of the preset's.
         flush: flush schedule.
-        backend: "auto" (the default of the device), "torch", "naive", or "triton" (fused kernels, not tuned yet).
+        backend: "auto" (the fastest that serves the layer on its device), "triton" (fused kernels), "torch" or "naive".
         check_inputs: "always", "never", or "auto": on CPU; on CUDA checks of values would wait for the device.
         seed: Philox seed of stochastic rounding, 0 to 2^63 − 1.
 

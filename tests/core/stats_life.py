@@ -15,7 +15,7 @@ from replayssm.traffic import StateBytes
 
 
 def check_life(backend: str, kind: LayerKind = LayerKind.GDN) -> None:
-    layout = StateLayout(Recurrence(kind, 2, 1, 16, 32), 4, 3, 2, PrecisionPolicy(read_copy="nvfp4"), torch.float32)
+    layout = StateLayout(Recurrence(kind, 2, 1, 16, 64), 4, 3, 2, PrecisionPolicy(read_copy="nvfp4"), torch.float32)
     source, cost = Source(layout.recurrence, torch.float32, seed=3), StateBytes.of(layout)
     state = ReplayState(layout, A=source.A, backend=backend, stats=True)
     state.load([0, 2], source.states(2))
@@ -43,7 +43,7 @@ def check_life(backend: str, kind: LayerKind = LayerKind.GDN) -> None:
     checkpoint *= 2.0
     assert abs(state.stats(2).read_error - 0.5) < before
     state.copy([2], [3])
-    state.load([2], torch.zeros(1, 2, 16, 32))
+    state.load([2], torch.zeros(1, 2, 16, 64))
     assert state.stats(3) == state.select([3]).stats(0)
     assert (state.stats(3).flushes, state.stats(2).flushes, state.stats(2).read_error) == (2, 0, 0.0)
     assert state.stats(0).steps == 3

@@ -8,9 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from replayssm import PRESETS, LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateLayout, UnsupportedError
+from replayssm import (
+    PRESETS,
+    LayerKind,
+    PrecisionPolicy,
+    Recurrence,
+    ReplayState,
+    StateLayout,
+    UnsupportedError,
+    capability,
+)
 from replayssm.backends import load_backend
-from replayssm.capability import CAPABILITIES, choose_backend, markdown_table, supports
+from replayssm.capability import CAPABILITIES, choose_backend, markdown_table, runs_triton, supports
 from replayssm.config import BACKENDS
 
 LAYOUT = StateLayout(Recurrence(LayerKind.GDN, 4, 2, 4, 16), 2)
@@ -54,6 +63,21 @@ def test_automatic_choice_serves_every_preset_on_cpu():
     for policy in PRESETS.values():
         layout = StateLayout(LAYOUT.recurrence, 2, precision=policy)
         assert supports(choose_backend(layout, CPU), layout, CPU)[0]
+
+
+def test_automatic_choice_on_cuda_is_the_fused_kernels(monkeypatch):
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choose_backend(LAYOUT, cuda) == "triton"
+    for policy in (PrecisionPolicy("nvfp4"), PrecisionPolicy(read_copy="nvfp4")):
+        assert choose_backend(replace(LAYOUT, precision=policy), cuda) == "torch", "what they do not serve"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert choose_backend(LAYOUT, cuda) == "torch"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(capability, "find_spec", lambda _: None)
+    assert choose_backend(LAYOUT, cuda) == "torch"
+    assert not runs_triton(cuda)
+    assert not runs_triton(CPU)
 
 
 @pytest.mark.parametrize("kind", list(LayerKind))

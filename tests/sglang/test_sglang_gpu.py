@@ -65,7 +65,9 @@ NEXTN = {
     "speculative_num_draft_tokens": 4,
 }
 RADIX = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}
-TRACKED = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64}
+TRACKED = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 128}
+"""An interval of tokens that is no less than a chunk of Mamba-2."""
+
 KINDS = ["gdn", "mamba2", "kda"]
 DTYPE = "float16"
 
@@ -146,7 +148,8 @@ def test_nextn(ask):
 @pytest.mark.parametrize("engine", [RADIX, TRACKED], ids=["no_buffer", "extra_buffer"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefix_cache(ask, kind, engine):
-    prompt = [(37 * i + 11) % 2000 + 3 for i in range(60)]
+    # The answer crosses the interval at which states are tracked.
+    prompt = [(37 * i + 11) % 2000 + 3 for i in range(TRACKED["mamba_track_interval"] - 4)]
     turns = [
         {"prompts": [prompt], "tokens": 12},
         {"follow": [77, 78, 79], "tokens": TOKENS},

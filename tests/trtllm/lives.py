@@ -71,6 +71,7 @@ class Life:
         drafts: of a speculating engine, None for ordinary decode.
         fields: of ReplaySSMConfig; None for the engine without the plugin.
         operand: dtype that a backend rounds operands of products to, where it does.
+        shape: of the layers, as `models.pretrained` names it.
     """
 
     def __init__(
@@ -88,12 +89,13 @@ class Life:
         mapping=None,
         install=True,
         operand=None,
+        shape=None,
     ):
         if install:
             installed.install(monkeypatch, variant)
         self.kind, self.drafts, self.rows, self.operand = kind, drafts, rows, operand
         spec = None if drafts is None else SimpleNamespace(tokens_per_gen_step=drafts + 1)
-        config = models.pretrained(kind, dtype=dtype, layers=LAYERS)
+        config = models.pretrained(kind, dtype=dtype, layers=LAYERS, **(shape or {}))
         if fields is not None:
             replay = ReplaySSMConfig(**({"decode": True, "backend": "torch"} | fields))
             config.replay_ssm = replay.model_dump() | {"mode": "plugin"}

@@ -50,7 +50,7 @@ class ReplaySSMConfig(BaseModel):
     philox_rounds: Annotated[StrictInt, Field(ge=1)] = Field(10, description="Rounds of the generator (native).")
     seed: Annotated[StrictInt, Field(ge=0, lt=2**62)] = Field(0, description="Of stochastic rounding (plugin).")
     backend: Literal["auto", "torch", "triton"] = Field(
-        "auto", description="Operators of the plugin. auto: triton where it serves the formats, else torch."
+        "auto", description="Operators of the plugin. auto: triton, always."
     )
 
     @model_validator(mode="before")
@@ -167,10 +167,11 @@ class ReplaySSMConfig(BaseModel):
 
     @property
     def resolved_backend(self) -> str:
-        """The core's backend, which the capability table decides when it is "auto"."""
-        copy = None if self.read_copy == "none" else self.read_copy
-        fused = CAPABILITIES["triton"]
-        return ("triton" if copy in fused.read_copies else "torch") if self.backend == "auto" else self.backend
+        """The core's backend: "auto" is triton, which alone of the adapter's can be captured in a CUDA graph.
+
+        What it does not serve (a K, say) is refused in the rank, with the reason, rather than run by another.
+        """
+        return "triton" if self.backend == "auto" else self.backend
 
     @property
     def graphs(self) -> bool:

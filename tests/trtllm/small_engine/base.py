@@ -85,7 +85,7 @@ def local_layout(model_config, mapping, *, spec_config=None, is_draft=False, use
     return SimpleNamespace(), layers, 0
 
 
-def interleaved(layers, slots, shape, dtype):
+def interleaved(layers, slots, shape, dtype, device=None):
     """Views of one memory in which a slot's layers lie side by side, and the stride of slots is theirs together."""
-    memory = torch.zeros(slots, layers, *shape, dtype=dtype)
+    memory = torch.zeros(slots, layers, *shape, dtype=dtype, device=device)
     return [memory[:, layer] for layer in range(layers)]

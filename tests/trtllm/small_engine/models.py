@@ -20,12 +20,13 @@ def register_auto_model(name):
     return decorate
 
 
-def pretrained(kind, *, dtype, layers=3, heads=4, groups=2, **extra):
+def pretrained(kind, *, dtype, layers=3, heads=4, groups=2, head_dim=8, key_dim=16, **extra):
     """A configuration with the names of both kinds' models."""
     geometry = {
-        "mamba_num_heads": heads, "mamba_head_dim": 8, "n_groups": groups, "ssm_state_size": 16, "conv_kernel": 3,
-        "linear_num_value_heads": heads, "linear_num_key_heads": groups, "linear_value_head_dim": 8,
-        "linear_key_head_dim": 16, "linear_conv_kernel_dim": 3,
+        "mamba_num_heads": heads, "mamba_head_dim": head_dim, "n_groups": groups, "ssm_state_size": key_dim,
+        "conv_kernel": 3,
+        "linear_num_value_heads": heads, "linear_num_key_heads": groups, "linear_value_head_dim": head_dim,
+        "linear_key_head_dim": key_dim, "linear_conv_kernel_dim": 3,
     }  # fmt: skip
     name = "NemotronHForCausalLM" if kind == "mamba2" else "Qwen3NextForCausalLM"
     mask = [layer % 2 == 0 for layer in range(2 * layers - 1)]
