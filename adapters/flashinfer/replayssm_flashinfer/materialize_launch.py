@@ -72,8 +72,7 @@ def launch_materialize(
         V=dim,
         K=dstate,
         BV=ROWS,
-        # As `kernels.arguments.window_sizes` chooses them: the same sums in the same order as a step's fold.
-        C=dstate,
+        # As `kernels.arguments.window_sizes` chooses it: the same sums in the same order as a step's fold.
         E=min(16 // state_dtype.itemsize, dstate // 4),
         FORMAT=fmt,
         SR=rand_seed is not None and philox_rounds > 0 and state_dtype in STOCHASTIC,

@@ -2,7 +2,7 @@
 
     O_x = e^{P_x} (S_0 e^{G_h} x + Σ_j u_j reach_jx),    reach_jx = w_j k_jᵀ x e^{after_j}
 
-u_j are the ring's values and w_j the units of `ring.load_history`. Decays by channel are inside the sums over k: in x for
+u_j are the ring's values and w_j the units of `ring.load_units`. Decays by channel are inside the sums over k: in x for
 the state, in the keys for the history.
 """
 
@@ -11,28 +11,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.ring import STRONGEST, channel_decay, head_decay, history_rows, load_keys, wrap
+from replayssm.kernels.ring import STRONGEST, channel_decay, head_decay, history_rows, load_keys, load_units, wrap
 from replayssm.kernels.tile import flat
 
 
 @triton.jit
-def key_reach(p_key, b_x, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, DOT: tl.constexpr):
-    """k_jᵀ x, `[J, BX]`: all heads of a group have them in common."""
-    return tl.dot(load_keys(p_key, origin, count, o_j, K, R, E), tl.trans(b_x), input_precision=DOT)
-
-
-@triton.jit
 def load_reach(
-    b_dots, b_unit, b_x_end, b_path, b_gate, p_q, p_k, o_x,
-    p_key, p_gate, rate, origin, count, o_j,
+    b_x_end, b_path, b_gate, p_q, p_k, o_x, p_key, p_key_scale, p_gate, rate, origin, count, o_j,
     K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, E: tl.constexpr,
-    CHANNEL: tl.constexpr, DOT: tl.constexpr,
+    DELTA: tl.constexpr, CHANNEL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Reach `[J, BX]`, and the log decay of what rows read of the state: a number, or by channel `[1 or BX, K]`.
 
-    b_dots: of `key_reach`, where a head has one decay; b_unit: of `ring.load_units`; b_x_end, b_path: rows and, by channel,
-    log decays at the end of the history; b_gate, p_q, p_k: gate, query and key of a single token.
+    b_x_end, b_path: rows and, by channel, log decays at the end of the history; b_gate, p_q, p_k: gate, query and key of a
+    single token.
     """
+    b_unit = load_units(p_key_scale, p_gate, origin, count, o_j, R, DELTA)
     if CHANNEL and T == 1:
         b_reach, whole = reach_of_one(p_k, p_q, b_gate, p_key, b_unit, p_gate, origin, count, o_j, o_x, K, R, J, BT)
         whole = b_path + flat(tl.reshape(whole, [1, K // (4 * E), 4 * E]))
@@ -43,6 +37,7 @@ def load_reach(
         b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_unit[:, None]
         whole = b_path + whole
     else:
+        b_dots = tl.dot(load_keys(p_key, origin, count, o_j, K, R, E), tl.trans(b_x_end), input_precision=DOT)
         b_after, whole = head_decay(p_gate, rate, origin, count, o_j, R)
         b_reach = b_dots * (b_unit * tl.exp(b_after))[:, None]
     return b_reach, whole

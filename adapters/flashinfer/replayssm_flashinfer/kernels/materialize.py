@@ -46,7 +46,7 @@ def materialize_kernel(
     states, s_states, values, s_values, keys, s_keys, gates, s_gates, rates, scales, s_scales,
     like_state, like_value, like_gate, like_rate, batch,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, DOT: tl.constexpr,
+    BV: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Fold prefixes of many layers' rings into other slots. Grid: (⌈V / BV⌉, H, layers · batch).
 
@@ -99,5 +99,5 @@ def materialize_kernel(
             s_state, s_scale, s_state, s_scale, s_state, s_state, s_state,
             s_key, s_key, s_value, s_value, s_gate, s_gate,
             2147483647,
-            H, G, V, K, R, J, BV, C, E, False, False, FORMAT, FORMAT, SR, "none", False, False, False, DOT,
+            H, G, V, K, R, J, BV, K, E, False, False, FORMAT, FORMAT, SR, "none", False, False, False, DOT,
         )  # fmt: skip
