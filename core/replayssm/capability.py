@@ -29,6 +29,7 @@ class Capability:
         activations: dtypes of the rings.
         graph_capture: whether a step may be captured in a CUDA graph.
         key_dims: what K may be; None for any.
+        nvfp4_key_dim: what K must be at least for an NVFP4 read copy.
         external: whether an adapter brings it, which then looks at what is installed (`replayssm.external`).
     """
 
@@ -41,6 +42,7 @@ class Capability:
     activations: tuple[torch.dtype, ...]
     graph_capture: bool
     key_dims: tuple[int, ...] | None = None
+    nvfp4_key_dim: int = 16
     external: bool = False
 
 
@@ -67,6 +69,8 @@ _FUSED = Capability(
     activations=(torch.bfloat16, torch.float16, torch.float32),
     graph_capture=True,
     key_dims=(16, 32, 64, 128, 256),
+    # Each of four threads reads one block of 16, or two.
+    nvfp4_key_dim=64,
 )
 _FLASHINFER = Capability(
     backend="flashinfer",
@@ -123,8 +127,8 @@ def _refusal(row: Capability, layout: StateLayout, device: torch.device, mode: s
     key_dim = layout.recurrence.key_dim
     if row.key_dims is not None and key_dim not in row.key_dims:
         return f"backend {row.backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
-    if row.backend == "triton" and precision.read_copy == "nvfp4" and key_dim < 64:
-        return f"backend 'triton' reads NVFP4 by blocks of 16, one or two by each of four threads: K = {key_dim} is below 64"
+    if precision.read_copy == "nvfp4" and key_dim < row.nvfp4_key_dim:
+        return f"backend {row.backend!r} has no NVFP4 read copy where K = {key_dim} is below {row.nvfp4_key_dim}"
     return ""
 
 

@@ -137,8 +137,9 @@ def checkpointing_ssu(
     check_seed(rand_seed, philox_rounds)
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
     check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window))
-    if any(x is not None for x in (read_copy, read_copy_block_scale, read_copy_scale)):
-        _check_copy(state, x_cache, B_cache, draft, (read_copy, read_copy_block_scale, read_copy_scale))
+    copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    if any(x is not None for x in copy):
+        _check_copy(state, x_cache, B_cache, draft, copy)
     checkpointing_ssu_op(
         state, x_cache, B_cache, dt_cache, ring_start, prev_num_accepted_tokens, x, dt, A, B, C, out, D, z, dt_bias,
         dt_softplus, state_batch_indices, pad_slot_id, state_scale, rand_seed, cu_seqlens, draft, read_copy,

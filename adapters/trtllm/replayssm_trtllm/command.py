@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from replayssm_trtllm.llm_fields import NESTED
+
 HELP = "Configuration for TensorRT-LLM: YAML for --config, the directory for --custom_module_dirs, JSON schema."
 
 ACTIONS = {
@@ -34,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name in ("yaml", "env"):
         _add_fields(parsers[name])
     parsers["yaml"].add_argument(
-        "--nested", choices=("text_config",), help="where the text model of a composite model is configured"
+        "--nested", choices=(NESTED,), help="where the text model of a composite model is configured"
     )
     for name in ("yaml", "env", "check"):
         parsers[name].add_argument(

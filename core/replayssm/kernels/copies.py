@@ -84,8 +84,9 @@ def place_x(
         elif DOT == "tf32":
             b_parts = bf16_pair(b_x.to(tl.float32))
         else:
-            b_rest = b_x - tl.sum(tl.reshape(bf16_pair(b_x).to(tl.float32), [2, X, K]), axis=0)
-            b_all = tl.permute(tl.join(bf16_pair(b_x), bf16_pair(b_rest)), (2, 0, 1))
+            b_pair = bf16_pair(b_x)
+            b_rest = b_x - tl.sum(tl.reshape(b_pair.to(tl.float32), [2, X, K]), axis=0)
+            b_all = tl.permute(tl.join(b_pair, bf16_pair(b_rest)), (2, 0, 1))
             b_parts = tl.reshape(b_all, [4 * X, K])
         b_out = tl.trans(copy_order(b_parts, ER, READ))
     else:

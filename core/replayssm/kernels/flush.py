@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.copies import head_pointers, store_copy
-from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
+from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile
-from replayssm.kernels.ring import history_rows, load_units, load_values
+from replayssm.kernels.ring import history_rows, load_values
 from replayssm.kernels.tile import tile_rows
 
 
@@ -74,13 +74,9 @@ def fold_kernel(
         origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
         p_key = key_ring + source * s_key + i_group * R * K
         p_gate = gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1)
-        b_unit = load_units(key_scale_ring + source * s_key_scale + i_group * R, p_gate, origin, count, o_j, R, DELTA)
-        b_pairs = tl.zeros([J, J], dtype=tl.float32)
-        if EXACT and not CHANNEL:
-            b_pairs = key_pairs(p_key, origin, count, o_j, K, R, EK, DOT)
         b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen = load_window(
-            b_pairs, b_unit, p_key, beta_ring + source * s_beta + i_head * R, p_gate, rate, origin, count, o_j,
-            K, R, J, E, CHANNEL, EXACT,
+            p_key, key_scale_ring + source * s_key_scale + i_group * R, beta_ring + source * s_beta + i_head * R, p_gate,
+            rate, origin, count, o_j, K, R, J, E, EK, DELTA, CHANNEL, EXACT, DOT,
         )  # fmt: skip
         o_hist, b_live = history_rows(origin, count, o_j, R), o_j < count
         b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32)

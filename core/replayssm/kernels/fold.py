@@ -15,7 +15,7 @@ import triton.language as tl
 
 from replayssm.kernels.matrix import LARGEST, load_tile, saturate
 from replayssm.kernels.primitives import dot_exact, dot_stored, exp_exact, solve_unit_lower
-from replayssm.kernels.ring import channel_decay, head_decay, history_rows, load_keys
+from replayssm.kernels.ring import channel_decay, head_decay, history_rows, load_keys, load_units
 from replayssm.kernels.tile import flat, load_rows
 
 
@@ -55,27 +55,21 @@ def channel_scores(p_keys, p_gates, b_live, o_j, K: tl.constexpr, J: tl.constexp
 
 
 @triton.jit
-def key_pairs(p_key, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, EK: tl.constexpr, DOT: tl.constexpr):
-    """Products of the records' keys with each other, `[J, J]`: all heads of a group have them in common."""
-    b_key = load_keys(p_key, origin, count, o_j, K, R, EK)
-    return dot_stored(b_key, tl.trans(b_key), DOT)
-
-
-@triton.jit
 def load_window(
-    b_pairs, b_unit, p_key, p_beta, p_gate, rate, origin, count, o_j,
-    K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, E: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr,
+    p_key, p_key_scale, p_beta, p_gate, rate, origin, count, o_j,
+    K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, E: tl.constexpr, EK: tl.constexpr, DELTA: tl.constexpr,
+    CHANNEL: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """What a head's tiles share in a fold. b_pairs: of `key_pairs`, where the head has one decay and EXACT; b_unit: of
-    `ring.load_units`.
+    """What a head's tiles share in a fold.
 
     Returns:
         the records' weights `[J]` at the end of the history and the state's log decay; for EXACT their weights `[J]` as the
         checkpoint sees them, β `[J]` and the inverse `[J, J]` of the transposed system; by channel the keys `[J, K]` at
         the end, and as the checkpoint sees them.
     """
+    b_unit = load_units(p_key_scale, p_gate, origin, count, o_j, R, DELTA)
     b_older = o_j[:, None] > o_j[None, :]
-    b_weight, b_seen_weight, b_aged, b_seen, b_scores = b_unit, b_unit, b_unit, b_unit, b_pairs
+    b_weight, b_seen_weight, b_aged, b_seen, b_scores = b_unit, b_unit, b_unit, b_unit, b_unit
     if CHANNEL:
         b_key = load_keys(p_key, origin, count, o_j, K, R, E).to(tl.float32)
         o_row = history_rows(origin, count, o_j, R)
@@ -85,6 +79,9 @@ def load_window(
             b_seen = b_key * tl.exp(whole - b_after)
             b_scores = channel_scores(p_key + o_row * K, p_gate + o_row * K, o_j < count, o_j, K, J, E)
     else:
+        if EXACT:
+            b_key = load_keys(p_key, origin, count, o_j, K, R, EK)
+            b_pairs = dot_stored(b_key, tl.trans(b_key), DOT)
         b_after, whole = head_decay(p_gate, rate, origin, count, o_j, R)
         b_weight = b_unit * tl.exp(b_after)
         if EXACT:

@@ -12,17 +12,8 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.primitives import INTERPRETED, dot_stored
-from replayssm.kernels.ring import STRONGEST, channel_decay, head_decay, history_rows, load_keys, wrap
+from replayssm.kernels.ring import STRONGEST, channel_decay, head_decay, history_rows, load_keys, load_units, wrap
 from replayssm.kernels.tile import flat
-
-
-@triton.jit
-def key_reach(
-    p_key, b_x, b_live, origin, count, o_j, K: tl.constexpr, R: tl.constexpr, EK: tl.constexpr, DOT: tl.constexpr
-):  # fmt: skip
-    """k_jᵀ x, `[J, BX]`, of rows x as stored, 0 for rows that are not live."""
-    b_dots = dot_stored(load_keys(p_key, origin, count, o_j, K, R, EK), tl.trans(b_x), DOT)
-    return tl.where(b_live[None, :], b_dots, 0.0)
 
 
 @triton.jit
@@ -49,16 +40,16 @@ def add_history(b_u, b_high, b_low, b_read, DOT: tl.constexpr):
 
 @triton.jit
 def load_reach(
-    b_dots, b_unit, b_x_end, b_path, b_gate, p_q, p_k, o_x,
-    p_key, p_gate, rate, origin, count, o_j,
+    b_x_end, b_live, b_path, b_gate, p_q, p_k, o_x, p_key, p_key_scale, p_gate, rate, origin, count, o_j,
     K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, E: tl.constexpr,
-    CHANNEL: tl.constexpr, DOT: tl.constexpr,
+    EK: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Reach `[J, BX]`, and the log decay of what rows read of the state: a number, or by channel `[1 or BX, K]`.
 
-    b_dots: of `key_reach`, where a head has one decay; b_unit: of `ring.load_units`; b_x_end, b_path: rows and, by channel,
-    log decays at the end of the history; b_gate, p_q, p_k: gate, query and key of a single token.
+    b_x_end, b_live: rows at the end of the history and which of them count, as stored unless by channel; b_path: by channel,
+    their log decays; b_gate, p_q, p_k: gate, query and key of a single token.
     """
+    b_unit = load_units(p_key_scale, p_gate, origin, count, o_j, R, DELTA)
     if CHANNEL and T == 1:
         b_reach, whole = reach_of_one(p_k, p_q, b_gate, p_key, b_unit, p_gate, origin, count, o_j, o_x, K, R, J, BT)
         whole = b_path + flat(tl.reshape(whole, [1, K // (4 * E), 4 * E]))
@@ -69,8 +60,9 @@ def load_reach(
         b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_unit[:, None]
         whole = b_path + whole
     else:
+        b_dots = dot_stored(load_keys(p_key, origin, count, o_j, K, R, EK), tl.trans(b_x_end), DOT)
         b_after, whole = head_decay(p_gate, rate, origin, count, o_j, R)
-        b_reach = b_dots * (b_unit * tl.exp(b_after))[:, None]
+        b_reach = tl.where(b_live[None, :], b_dots, 0.0) * (b_unit * tl.exp(b_after))[:, None]
     return b_reach, whole
 
 

@@ -15,11 +15,11 @@ import triton.language as tl
 from replayssm import inputs
 from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile, store_copy
 from replayssm.kernels.finish import draft_reach, finish_tile, load_new, store_zeros
-from replayssm.kernels.fold import fold_columns, fold_values, key_pairs, load_window
+from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import store_tile
 from replayssm.kernels.primitives import activate_gate, dot_stored, sigmoid, solve_unit_lower
-from replayssm.kernels.reach import add_history, key_reach, load_reach, split_reach
-from replayssm.kernels.ring import history_rows, load_units, load_values, wrap
+from replayssm.kernels.reach import add_history, load_reach, split_reach
+from replayssm.kernels.ring import history_rows, load_values, wrap
 from replayssm.kernels.tile import flat, load_rows, load_stored, store_rows, tile_rows, unflat
 from replayssm.kernels.tokens import above_mask, load_bias, load_gates, load_numbers, see_tokens, token_pointers
 
@@ -165,13 +165,10 @@ def step_kernel(
                 tl.store(p_key_scale + o_new, b_norm, mask=b_is_k)
 
     if flush:
-        b_unit = load_units(p_key_scale, p_gate, origin, committed, o_j, R, DELTA)
-        b_pairs = tl.zeros([J, J], dtype=tl.float32)
-        if EXACT and not CHANNEL:
-            b_pairs = key_pairs(p_key, origin, committed, o_j, K, R, EK, DOT)
         b_weight, decay, b_seen_weight, b_beta, b_inverse, b_end_key, b_start_key = load_window(
-            b_pairs, b_unit, p_key, p_beta, p_gate, rate, origin, committed, o_j, K, R, J, E, CHANNEL, EXACT
-        )
+            p_key, p_key_scale, p_beta, p_gate, rate, origin, committed, o_j,
+            K, R, J, E, EK, DELTA, CHANNEL, EXACT, DOT,
+        )  # fmt: skip
         seed, p_keys = tl.load(p_seed), p_key + o_hist * K
         for i in range(tl.cdiv(tl.minimum(V - first, ROWS), FOLD_ROWS)):
             first_row = first + i * FOLD_ROWS
@@ -201,13 +198,9 @@ def step_kernel(
         o_n = first * P + tile_rows(BV, P)
         if not CHANNEL:
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
-        b_unit = load_units(p_key_scale, p_gate, origin, committed, o_j, R, DELTA)
-        b_reached = b_scores
-        if not CHANNEL:
-            b_reached = key_reach(p_key, b_x, b_live, origin, committed, o_j, K, R, EK, DOT)
         b_reach, whole = load_reach(
-            b_reached, b_unit, b_x_end, b_path, b_gate, p_q, p_k, o_x, p_key, p_gate, rate, origin, committed, o_j,
-            K, R, J, T, BT, E, CHANNEL, DOT,
+            b_x_end, b_live, b_path, b_gate, p_q, p_k, o_x, p_key, p_key_scale, p_gate, rate, origin, committed, o_j,
+            K, R, J, T, BT, E, EK, DELTA, CHANNEL, DOT,
         )  # fmt: skip
         b_read_x = place_x(p_x, b_live, whole, K, E, ER, P, READ, CHANNEL, DOT)
         b_high, b_low = split_reach(b_reach, p_value.dtype.element_ty == tl.bfloat16)

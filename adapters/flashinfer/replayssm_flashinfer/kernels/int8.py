@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.matrix import noise_tile
+from replayssm.kernels.matrix import noise_tile, saturate
 from replayssm.kernels.primitives import dot_exact, exp_exact
 from replayssm.kernels.ring import head_decay, history_rows, load_units, load_values
 from replayssm.kernels.tile import tile_rows
@@ -50,7 +50,7 @@ def store_rows_int8(
         b_units = b_below + tl.where(b_noise < b_units - b_below, 1.0, 0.0)
     else:
         b_units = (b_units + WHOLE) - WHOLE
-    b_units = tl.minimum(tl.maximum(b_units, -LARGEST), LARGEST)
+    b_units = saturate(b_units, LARGEST)
     tl.store(p_state + o_v[:, None] * K + o_k[None, :], b_units.to(tl.int8), mask=(o_v < V)[:, None])
     tl.store(p_scale + o_v, b_scale, mask=o_v < V)
 
