@@ -49,9 +49,10 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     """What reading or folding a window needs besides.
 
     J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a fold takes at
-    a time: some for GDN, whose tile goes through twice; all where it does once, where a row has one scale or where the
-    decayed keys are in registers. E of `kernels.tile`, of the checkpoint; EK, of keys that do not meet the state.
-    DOT: products of reading round to TF32, which holds 16-bit activations exactly; in three parts for fp32 ones.
+    a time: some for GDN, whose tile goes through twice; all where it does once, where a row has one scale or where
+    channels decay on their own. E of `kernels.tile`, of the checkpoint; EK, of keys that do not meet the state. ALIGN:
+    bytes at whose multiples slots start. DOT: products of reading round to TF32, which holds 16-bit activations exactly;
+    in three parts for fp32 ones.
     """
     layout = layer.layout
     r = layout.recurrence
@@ -63,8 +64,17 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
         "E": vector(layer.buffers["checkpoint"], r.key_dim),
         "EK": vector(layer.buffers["checkpoint" if r.channel_decay else "key_ring"], r.key_dim),
         "EXACT": r.delta_rule and layout.precision.exact_fold,
+        "ALIGN": 16 if _aligned(layer) else 1,
         "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
     }
+
+
+def _aligned(layer: LayerState) -> bool:
+    """Whether every slot of what a fold by channel reads starts at a multiple of 16 bytes, as in memory of its own."""
+    if not layer.layout.recurrence.channel_decay:
+        return False
+    read = (layer.buffers[name] for name in ("checkpoint", "key_ring", "gate_ring"))
+    return all(x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in read)
 
 
 def read_sizes(layer: LayerState) -> dict[str, int]:

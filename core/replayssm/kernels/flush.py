@@ -12,6 +12,7 @@ import triton.language as tl
 from replayssm.kernels.copies import head_pointers, store_copy
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile
+from replayssm.kernels.records import fold_records
 from replayssm.kernels.ring import history_rows, load_values
 from replayssm.kernels.tile import tile_rows
 
@@ -27,7 +28,7 @@ def fold_kernel(
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, E: tl.constexpr, EK: tl.constexpr, FROM_ROWS: tl.constexpr, TO_ROWS: tl.constexpr,
     SOURCE_FORMAT: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
-    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
+    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, ALIGN: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Fold `count` records of each source and write the target, with its read copy. Grid: (⌈V / BV⌉, H, rows).
 
@@ -65,29 +66,48 @@ def fold_kernel(
             store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
     else:
         i_group = i_head // (H // G)
-        rate = 1.0
-        if not DELTA:
-            rate = tl.load(A + i_head).to(tl.float32)
         p_value = value_ring + source * s_value + i_head * R * V
         if EXACT:
             p_value = raw_value_ring + source * s_raw + i_head * R * V
-        origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
-        p_key = key_ring + source * s_key + i_group * R * K
+        p_key, p_unit = key_ring + source * s_key + i_group * R * K, key_scale_ring + source * s_key_scale + i_group * R
+        p_beta = beta_ring + source * s_beta + i_head * R
         p_gate = gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1)
-        b_weight, whole, b_seen_weight, b_beta, b_inverse, b_aged, b_seen = load_window(
-            p_key, key_scale_ring + source * s_key_scale + i_group * R, beta_ring + source * s_beta + i_head * R, p_gate,
-            rate, origin, count, o_j, K, R, J, E, EK, DELTA, CHANNEL, EXACT, DOT,
-        )  # fmt: skip
+        origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
         o_hist, b_live = history_rows(origin, count, o_j, R), o_j < count
-        b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32)
-        b_value = fold_values(
-            p_from, p_from_scale, o_v, b_value, p_key + o_hist * K, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
-            b_seen, V, K, E, SCALED, CHANNEL, EXACT, DOT,
-        )  # fmt: skip
-        for i in tl.static_range(K // C):
-            b_s = fold_columns(
-                p_from, p_from_scale, o_v, i * C, b_value, p_key + o_hist * K, b_live, whole, b_aged,
-                V, K, C, E, SCALED, CHANNEL, DOT,
+        if not CHANNEL:
+            rate = 1.0
+            if not DELTA:
+                rate = tl.load(A + i_head).to(tl.float32)
+            b_weight, whole, b_seen_weight, b_beta, b_inverse = load_window(
+                p_key, p_unit, p_beta, p_gate, rate, origin, count, o_j, K, R, EK, DELTA, EXACT, DOT
+            )
+            b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32)
+            b_value = fold_values(
+                p_from, p_from_scale, o_v, b_value, p_key + o_hist * K, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
+                V, K, E, SCALED, EXACT, DOT,
             )  # fmt: skip
+        for i in tl.static_range(K // C):
+            if CHANNEL:
+                b_s = fold_records(
+                    p_from, p_from_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
+                    V, K, R, E, SCALED, EXACT, ALIGN,
+                )  # fmt: skip
+            else:
+                b_s = fold_columns(
+                    p_from,
+                    p_from_scale,
+                    o_v,
+                    i * C,
+                    b_value,
+                    p_key + o_hist * K,
+                    b_live,
+                    whole,
+                    V,
+                    K,
+                    C,
+                    E,
+                    SCALED,
+                    DOT,
+                )
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
             store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)

@@ -19,6 +19,7 @@ from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import store_tile
 from replayssm.kernels.primitives import activate_gate, dot_stored, sigmoid, solve_unit_lower
 from replayssm.kernels.reach import add_history, load_reach, split_reach
+from replayssm.kernels.records import fold_records
 from replayssm.kernels.ring import history_rows, load_values, wrap
 from replayssm.kernels.tile import flat, load_rows, load_stored, store_rows, tile_rows, unflat
 from replayssm.kernels.tokens import above_mask, load_bias, load_gates, load_numbers, see_tokens, token_pointers
@@ -40,7 +41,7 @@ def step_kernel(
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
     C: tl.constexpr, E: tl.constexpr, EK: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
-    DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
+    ALIGN: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
     RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr, L2NORM: tl.constexpr,
     SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
     DOT: tl.constexpr,
@@ -165,26 +166,33 @@ def step_kernel(
                 tl.store(p_key_scale + o_new, b_norm, mask=b_is_k)
 
     if flush:
-        b_weight, decay, b_seen_weight, b_beta, b_inverse, b_end_key, b_start_key = load_window(
-            p_key, p_key_scale, p_beta, p_gate, rate, origin, committed, o_j,
-            K, R, J, E, EK, DELTA, CHANNEL, EXACT, DOT,
-        )  # fmt: skip
-        seed, p_keys = tl.load(p_seed), p_key + o_hist * K
+        seed, p_keys, p_records = tl.load(p_seed), p_key + o_hist * K, p_raw if EXACT else p_value
+        if not CHANNEL:
+            b_weight, decay, b_seen_weight, b_beta, b_inverse = load_window(
+                p_key, p_key_scale, p_beta, p_gate, rate, origin, committed, o_j, K, R, EK, DELTA, EXACT, DOT
+            )
         for i in range(tl.cdiv(tl.minimum(V - first, ROWS), FOLD_ROWS)):
             first_row = first + i * FOLD_ROWS
             o_v = first_row + tile_rows(FOLD_ROWS)
             b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, FOLD_ROWS)
-            b_value = load_values(p_raw if EXACT else p_value, origin, committed, first_row, V, V, R, J, FOLD_ROWS)
-            b_value = fold_values(
-                p_state, p_scale, o_v, b_value.to(tl.float32), p_keys, b_committed, b_seen_weight, b_beta, b_inverse,
-                b_weight, b_start_key, V, K, E, FORMAT == "fp8", CHANNEL, EXACT, DOT,
-            )  # fmt: skip
+            if not CHANNEL:
+                b_value = load_values(p_records, origin, committed, first_row, V, V, R, J, FOLD_ROWS).to(tl.float32)
+                b_value = fold_values(
+                    p_state, p_scale, o_v, b_value, p_keys, b_committed, b_seen_weight, b_beta, b_inverse, b_weight,
+                    V, K, E, FORMAT == "fp8", EXACT, DOT,
+                )  # fmt: skip
             b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
             for c in tl.static_range(K // C):
-                b_s = fold_columns(
-                    p_state, p_scale, o_v, c * C, b_value, p_keys, b_committed, decay, b_end_key,
-                    V, K, C, E, FORMAT == "fp8", CHANNEL, DOT,
-                )  # fmt: skip
+                if CHANNEL:
+                    b_s = fold_records(
+                        p_state, p_scale, o_v, p_records, p_key, p_key_scale, p_beta, p_gate, origin, committed,
+                        V, K, R, E, FORMAT == "fp8", EXACT, ALIGN,
+                    )  # fmt: skip
+                else:
+                    b_s = fold_columns(
+                        p_state, p_scale, o_v, c * C, b_value, p_keys, b_committed, decay,
+                        V, K, C, E, FORMAT == "fp8", DOT,
+                    )  # fmt: skip
                 store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, FORMAT, SR)
                 store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
                 b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))

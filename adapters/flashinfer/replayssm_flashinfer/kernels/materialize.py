@@ -99,5 +99,5 @@ def materialize_kernel(
             s_state, s_scale, s_state, s_scale, s_state, s_state, s_state,
             s_key, s_key, s_value, s_value, s_gate, s_gate,
             2147483647,
-            H, G, V, K, R, J, BV, K, E, E, False, False, FORMAT, FORMAT, SR, "none", False, False, False, DOT,
+            H, G, V, K, R, J, BV, K, E, E, False, False, FORMAT, FORMAT, SR, "none", False, False, False, 1, DOT,
         )  # fmt: skip

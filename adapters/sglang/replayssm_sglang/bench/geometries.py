@@ -124,8 +124,13 @@ def mamba2(
     }
 
 
-def kda(hidden: int, width: int, layers: int, heads: int, experts: int, vocabulary: int) -> Config:
-    """Kimi-Linear: every fourth layer is latent attention, the others KDA with as many heads."""
+def kda(
+    hidden: int, width: int, layers: int, heads: int, experts: int, vocabulary: int, *, routed: bool = True
+) -> Config:
+    """Kimi-Linear: every fourth layer is latent attention, the others KDA with as many heads.
+
+    Without routing every layer is dense: a choice of experts turns a rounding error into another token.
+    """
     attends = [i for i in range(1, layers + 1) if i % _FULL_ATTENTION_EVERY == 0]
     return {
         **_COMMON,
@@ -153,7 +158,7 @@ def kda(hidden: int, width: int, layers: int, heads: int, experts: int, vocabula
         "moe_renormalize": True,
         "moe_router_activation_func": "sigmoid",
         "moe_layer_freq": 1,
-        "first_k_dense_replace": 1,
+        "first_k_dense_replace": 1 if routed else layers,
         "routed_scaling_factor": 1.0,
         "use_grouped_topk": True,
         "num_expert_group": 1,
@@ -181,7 +186,7 @@ CONFIGS: dict[str, Callable[[], Config]] = {
     "kimi-linear-cut": lambda: kda(2304, 9216, 8, 32, 16, 32768),
     "small-gdn": lambda: gdn(512, 1024, 4, (4, 2), (4, 2), 2048),
     "small-mamba2": lambda: mamba2(512, 1024, "*M-M-M-M", (4, 2), (8, 64, 2), 2048),
-    "small-kda": lambda: kda(512, 1024, 4, 4, 8, 2048),
+    "small-kda": lambda: kda(512, 1024, 4, 4, 8, 2048, routed=False),
 }
 """Name → configuration; the small ones are for tests."""
 
