@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from replayssm import InputError
+from replayssm.conformance import Dims
 from replayssm.conformance.suite import BackendConformance
 from replayssm_trtllm.conformance import TrtllmSubject
 
@@ -45,5 +46,5 @@ if torch.cuda.is_available():
     @pytest.mark.gpu
     class TestTrtllmOnCuda(TrtllmCases):
         __test__ = True
-        # Products round their operands to TF32, whose mantissa is float16's.
-        subject = TrtllmSubject("triton", device=torch.device("cuda"), rounds_to=torch.float16)
+        # Products round their operands to TF32, whose mantissa is float16's. NVFP4 needs 64 numbers a key.
+        subject = TrtllmSubject("triton", device=torch.device("cuda"), rounds_to=torch.float16, dims=Dims(key_dim=64))

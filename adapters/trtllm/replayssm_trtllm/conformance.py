@@ -11,7 +11,7 @@ is not part of the engine's reset; the kit's is written beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -254,16 +254,13 @@ class TrtllmSubject:
     def capability(self) -> Capability:
         """What the adapter serves with its backend."""
         row = CAPABILITIES[self.backend]
-        return Capability(
+        return replace(
+            row,
             backend=self.name,
             layers=SERVED,
             modes=(STANDARD, DRAFT),
             checkpoints=tuple(name for name in CHECKPOINTS.values() if name in row.checkpoints),
-            read_copies=row.read_copies,
-            devices=row.devices,
-            activations=row.activations,
             graph_capture=False,
-            key_dims=row.key_dims,
         )
 
     def operand(self, activation: torch.dtype) -> torch.dtype:
