@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from replayssm import InputError
-from replayssm.conformance import Dims
+from replayssm.conformance import Dims, Feature
 from replayssm.conformance.suite import BackendConformance
 from replayssm_trtllm.conformance import TrtllmSubject
+from replayssm_trtllm.kinds import SERVED
 
 
 class TrtllmCases(BackendConformance):
@@ -38,6 +39,25 @@ class TrtllmCases(BackendConformance):
 class TestTrtllm(TrtllmCases):
     __test__ = True
     subject = TrtllmSubject()
+
+
+class Unchecked(TrtllmSubject):
+    """Runs on a CPU with values unchecked, as on a GPU."""
+
+    features = TrtllmSubject(device=torch.device("cuda")).features
+
+    def make(self, layout, options):
+        state = super().make(layout, options)
+        for layer in state._layers._states:
+            layer.check_inputs = False
+        return state
+
+
+@pytest.mark.parametrize("layer", SERVED)
+def test_what_a_gpu_leaves_unchecked(layer):
+    suite = type("Suite", (TrtllmCases,), {"subject": Unchecked()})()
+    suite.test_commit_of_more_than_was_drafted(layer=layer, seed=1)
+    assert TrtllmSubject().features - Unchecked.features == {Feature.CHECKS}
 
 
 # Not a skip: the kit lets no claimed capability skip, so a machine without a GPU has no such class.
