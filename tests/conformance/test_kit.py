@@ -93,6 +93,21 @@ class IgnoresTheTree(CoreState):
         return super().verify(inputs, slots, lengths, chain, drain)
 
 
+class ChecksNothing(CoreState):
+    """Leaves values unchecked, as engines do that wait for no GPU."""
+
+    def __init__(self, layout, **options):
+        super().__init__(layout, check_inputs=False, **options)
+
+
+class TakesAnyCount(ChecksNothing):
+    """Neither checks nor cuts what was accepted."""
+
+    def commit(self, accepted):
+        self.cursors.pending[self._open.slots] = accepted.to(torch.int32)
+        super().commit(accepted)
+
+
 FAULTS = [
     (ForgetsACommit, "test_rows_and_steps_without_drafts"),
     (CountsTheBonusTwice, "test_acceptance_at_both_ends"),
@@ -102,6 +117,8 @@ FAULTS = [
     (RoundsTheFold, "test_random_steps"),
     (ReadsTheCheckpoint, "test_every_preset_follows_the_model"),
     (IgnoresTheTree, "test_each_path_equals_its_linear_run"),
+    (ChecksNothing, "test_commit_of_more_than_was_drafted"),
+    (ChecksNothing, "test_commit_after_a_tree_takes_a_path_only"),
 ]
 
 
@@ -119,8 +136,31 @@ def test_wrong_subjects_fail(fault, case):
     extra = {"preset": "dual-fp8"} if "preset" in case else {}
     if case == "test_random_steps":
         extra["activation"] = torch.bfloat16
-    with pytest.raises((AssertionError, ValueError)):
+    with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
         getattr(suite, case)(layer=LayerKind.GDN, seed=1, **extra)
+
+
+CHECKED_CASES = (
+    "test_commit_of_more_than_was_drafted",
+    "test_slot_twice_in_a_batch",
+    "test_commit_after_a_tree_takes_a_path_only",
+)
+
+
+def run_unchecked(case, state):
+    subject = Faulty("torch", features=ALL_FEATURES - {Feature.CHECKS}, state=state)
+    suite = type("Suite", (BackendConformance,), {"subject": subject})()
+    getattr(suite, case)(layer=LayerKind.GDN, seed=1)
+
+
+@pytest.mark.parametrize("case", CHECKED_CASES)
+def test_subject_that_checks_no_values(case):
+    run_unchecked(case, ChecksNothing)
+
+
+def test_subject_that_neither_checks_nor_cuts_fails():
+    with pytest.raises(AssertionError, match="state of slot 1"):
+        run_unchecked("test_commit_of_more_than_was_drafted", TakesAnyCount)
 
 
 MODULE = """
@@ -254,7 +294,7 @@ SMALL = """
             )
 
     class TestSmall(BackendConformance):
-        subject = Small("torch", features=frozenset({Feature.MEMORY}))
+        subject = Small("torch", features=frozenset({Feature.MEMORY, Feature.CHECKS}))
 """
 
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from replayssm import InputError
+from replayssm.conformance import Dims, Feature
 from replayssm.conformance.suite import BackendConformance
 from replayssm_trtllm.conformance import TrtllmSubject
+from replayssm_trtllm.kinds import SERVED
 
 
 class TrtllmCases(BackendConformance):
@@ -39,11 +41,30 @@ class TestTrtllm(TrtllmCases):
     subject = TrtllmSubject()
 
 
+class Unchecked(TrtllmSubject):
+    """Runs on a CPU with values unchecked, as on a GPU."""
+
+    features = TrtllmSubject(device=torch.device("cuda")).features
+
+    def make(self, layout, options):
+        state = super().make(layout, options)
+        for layer in state._layers._states:
+            layer.check_inputs = False
+        return state
+
+
+@pytest.mark.parametrize("layer", SERVED)
+def test_what_a_gpu_leaves_unchecked(layer):
+    suite = type("Suite", (TrtllmCases,), {"subject": Unchecked()})()
+    suite.test_commit_of_more_than_was_drafted(layer=layer, seed=1)
+    assert TrtllmSubject().features - Unchecked.features == {Feature.CHECKS}
+
+
 # Not a skip: the kit lets no claimed capability skip, so a machine without a GPU has no such class.
 if torch.cuda.is_available():
 
     @pytest.mark.gpu
     class TestTrtllmOnCuda(TrtllmCases):
         __test__ = True
-        # Products round their operands to TF32, whose mantissa is float16's.
-        subject = TrtllmSubject("triton", device=torch.device("cuda"), rounds_to=torch.float16)
+        # Products round their operands to TF32, whose mantissa is float16's. NVFP4 needs 64 numbers a key.
+        subject = TrtllmSubject("triton", device=torch.device("cuda"), rounds_to=torch.float16, dims=Dims(key_dim=64))

@@ -5,8 +5,9 @@ every row of a cache, and assisted decoding, which crops, runs one row; sequence
 of their own. Rows of different lengths come with that.
 
 Not declared, as transformers has no words for them: draft trees, padded rows, rows that must fold, prefixes of the records,
-memory handed in or visible, flush policies (slots share no cache, and a cache that is taken over has no position), and raw
-gates (GDN and KDA process theirs before the operator, Mamba-2 takes dt as it is).
+memory handed in or visible, flush policies (slots share no cache, and a cache that is taken over has no position), raw
+gates (GDN and KDA process theirs before the operator, Mamba-2 takes dt as it is), and checks of slots and counts (a call
+names no slot, and a crop says what goes).
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ reserved slots. `commit` is the acceptance that the manager reports. `reset` is 
 
 Not declared, as the engine has no words for them: trees, rows of different lengths, rows that must fold, prefixes of the
 records, copies of a slot, memory handed in (the checkpoint is the engine's, the rings are not), flush policies. A position
-is not part of the engine's reset; the kit's is written beside it.
+is not part of the engine's reset; the kit's is written beside it. Checks are declared on a CPU: on a GPU the adapter makes
+none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from replayssm_trtllm.router import Router
 from replayssm_trtllm.state import SEED_MASK, SEED_STEP, ReplaySSMState
 
 CONV_WIDTH, CHANNELS, LAYER = 4, 2, 5
+FEATURES = frozenset((Feature.PADDING, Feature.RESET, Feature.MEMORY, Feature.RAW_GATES, Feature.SKIP_AND_GATE))
 
 
 class PooledState(UndeclaredCalls):
@@ -90,6 +92,7 @@ class PooledState(UndeclaredCalls):
         self._router = Router(recurrence.kind, {LAYER: lambda: options.A})
         self._mixer = self._make_mixer()
         self._step: Tensor | None = None
+        self._drafted = 0
         if self._layers.layout != layout:
             raise UnsupportedError(f"the adapter's layout is {self._layers.layout}; the case wants {layout}")
 
@@ -123,7 +126,7 @@ class PooledState(UndeclaredCalls):
         """See `ReplayState.verify`."""
         if lengths is not None or parents is not None or drain is not None:
             raise UnsupportedError("a forward has the same number of tokens in each row, no tree, and no forced rows")
-        self._step = slots
+        self._step, self._drafted = slots, inputs.draft
         # Padding names a reserved slot, which here is one that the mask keeps out of reach.
         self._state.begin(0, slots < 0)
         self._router.enter(self._state)
@@ -143,7 +146,8 @@ class PooledState(UndeclaredCalls):
         batch = SimpleNamespace(
             num_generations=rows if self._layers.awaits_commit else 0,
             num_accepted_tokens=accepted.to(torch.int32),
-            accepted_positions=(accepted - 1).clamp(min=0),
+            # An engine's sampler never names a token that was not drafted, however wrong a count is.
+            accepted_positions=(accepted - 1).clamp(0, self._drafted - 1),
             source_state_indices=torch.arange(rows, device=self._device),
             destination_state_indices=indices,
             is_dummy_request=self._step < 0,
@@ -237,9 +241,6 @@ class TrtllmSubject:
 
     backend: str = "torch"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    features: frozenset[Feature] = frozenset(
-        (Feature.PADDING, Feature.RESET, Feature.MEMORY, Feature.RAW_GATES, Feature.SKIP_AND_GATE)
-    )
     dims: Dims = Dims()
     batches: tuple[int, ...] = (1, 2, 3, 16, 17, 33)
     gaps: Path | None = Path(__file__).with_name("gaps.txt")
@@ -251,19 +252,21 @@ class TrtllmSubject:
         return f"trtllm-{self.backend}"
 
     @property
+    def features(self) -> frozenset[Feature]:
+        """Parts of the protocol served."""
+        return FEATURES | {Feature.CHECKS} if self.device.type == "cpu" else FEATURES
+
+    @property
     def capability(self) -> Capability:
         """What the adapter serves with its backend."""
         row = CAPABILITIES[self.backend]
-        return Capability(
+        return replace(
+            row,
             backend=self.name,
             layers=SERVED,
             modes=(STANDARD, DRAFT),
             checkpoints=tuple(name for name in CHECKPOINTS.values() if name in row.checkpoints),
-            read_copies=row.read_copies,
-            devices=row.devices,
-            activations=row.activations,
             graph_capture=False,
-            key_dims=row.key_dims,
         )
 
     def operand(self, activation: torch.dtype) -> torch.dtype:

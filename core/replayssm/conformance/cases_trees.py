@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from replayssm.capability import TREE
 from replayssm.conformance.base import Cases
 from replayssm.conformance.driver import Driver, close
 from replayssm.conformance.inputs import Source, select
 from replayssm.conformance.memory import bits, differing, snapshot
 from replayssm.conformance.subject import Feature
+from replayssm.errors import InputError
 from replayssm.recurrence import LayerKind
 
 
@@ -124,18 +127,21 @@ class TreeCases(Cases):
         assert bits(fresh.double()).equal(bits(driver.state.state(driver.tensor([2])).double()))
 
     def test_commit_after_a_tree_takes_a_path_only(self, layer: LayerKind, seed: int) -> None:
-        """A count accepts the first tokens: right where they are a path, refused with nothing changed where not."""
+        """A count accepts the first tokens: right where they are a path; where not, refused or the row's own loss."""
         self.claim_mode(TREE)
         self.claim(Feature.MEMORY)
         driver: Driver = self.drive(self.layout(layer), seed)
-        driver.load([1])
-        driver.step([1], 4, parents=[[-1, 0, 0, 2]])
-        before = snapshot(driver.state)
-        try:
-            driver.state.commit(driver.tensor([3]))
-        except ValueError:
+        driver.load([1, 4])
+        driver.step([1, 4], 4, parents=[[-1, 0, 0, 2], [-1, 0, 1, 0]])
+        counts = driver.tensor([3, 3])
+        if Feature.CHECKS in self.subject.features:
+            before = snapshot(driver.state)
+            with pytest.raises(InputError):
+                driver.state.commit(counts)
             assert not differing(before, snapshot(driver.state))
+            driver.commit([2, 3])
+            driver.check()
         else:
-            raise AssertionError("commit(3) accepted two branches of a tree as one path")
-        driver.commit(2)
-        driver.check()
+            driver.state.commit(counts)
+            driver.model.commit(4, [0, 1, 2])
+            driver.check([4])

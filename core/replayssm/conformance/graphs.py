@@ -199,8 +199,8 @@ class GraphSubject:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """The subject's."""
-        return self.inner.features
+        """The subject's, less checks."""
+        return self.inner.features - {Feature.CHECKS}
 
     @property
     def device(self) -> torch.device:

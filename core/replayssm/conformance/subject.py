@@ -33,6 +33,7 @@ class Feature(StrEnum):
     RAW_GATES = "raw gate projections and key normalisation"
     SKIP_AND_GATE = "skip weight D and output gate z (Mamba-2)"
     SKIP_BY_ROW = "skip weight D of each row of V (Mamba-2)"
+    CHECKS = "values are checked before anything is changed, for which the host waits for the device"
 
 
 ALL_FEATURES = frozenset(Feature)
