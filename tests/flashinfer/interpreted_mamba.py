@@ -157,6 +157,30 @@ def materialise():
         same_bits(layers[0], before[0], numbers)
 
 
+def many():
+    """More requests than a program looks at, in an order of their own, on rings with fewer rows than a window."""
+    batch = 300
+    layers = [MambaCall(torch.float32, 1, 1, [1], slots=batch + 1, dim=8) for _ in range(2)]
+    for layer in layers:
+        layer.x, layer.B, layer.dt = (torch.rand_like(ring) for ring in (layer.x, layer.B, layer.dt))
+    source, start = torch.zeros(2, batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
+    target = torch.arange(1, batch + 1, dtype=torch.int32).repeat(2, 1)
+    for last in (250, 280):  # in the first block of requests, and in the second
+        before = [layer.snapshot() for layer in layers]
+        count, active = torch.randint(-20, 4, (batch,), dtype=torch.int32), torch.randperm(batch)
+        active[last] = -1
+        call_materialise(layers, source, target, start, count, active.tolist())
+        wanted = {request for request in active[:last].tolist() if 0 <= count[request] <= layers[0].rows}
+        for layer, old in zip(layers, before, strict=True):
+            truths = [old["state"][0].double()]
+            for row in range(layer.rows):
+                truths.append(layer.step(truths[-1], old["x"][0, :, row], old["B"][0, :, row], old["dt"][0, :, row]))
+            for request in range(batch):
+                truth = truths[int(count[request])] if request in wanted else old["state"][request + 1].double()
+                error = relative(layer.state[request + 1], truth)
+                assert error < EXACT, f"request {request} of {int(count[request])} records is off by {error:.1e}"
+
+
 def call_materialise(layers, source, target, start, count, active=(0, 1, 2, -1)):
     """The call; request 3 is not among the active ones."""
 
@@ -199,6 +223,7 @@ if __name__ == "__main__":
         "gaps": gaps,
         "lives": lives,
         "materialise": materialise,
+        "many": many,
         "copies": copies,
     }
     for name in sys.argv[1].split(","):

@@ -39,9 +39,20 @@ class MambaCall:
     """One call of `checkpointing_ssu`: B rows on S slots, strided cursors, rings that hold NaN in dead rows."""
 
     def __init__(
-        self, dtype, draft, window, lengths, *, groups=1, dim=20, dstate=32, activation=torch.float32, gaps=False
+        self,
+        dtype,
+        draft,
+        window,
+        lengths,
+        *,
+        slots=7,
+        groups=1,
+        dim=20,
+        dstate=32,
+        activation=torch.float32,
+        gaps=False,
     ):
-        self.slots, self.heads, self.groups, self.dim, self.dstate = 7, 2 * groups, groups, dim, dstate
+        self.slots, self.heads, self.groups, self.dim, self.dstate = slots, 2 * groups, groups, dim, dstate
         self.draft, self.window, self.rows, self.lengths = draft, window, window + draft, lengths
         S, H, G, P, N, L = self.slots, self.heads, self.groups, self.dim, self.dstate, self.rows
         self.state, self.scale = stored(torch.randn(S, H, P, N), dtype)

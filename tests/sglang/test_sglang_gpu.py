@@ -130,7 +130,8 @@ def test_standard_decode(ask, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ngram(ask, kind):
-    plain, repeated = ask(kind, TURNS)
+    # SGLang drafts alone too: its latent attention of several tokens rounds unlike that of one, by more than a tie.
+    plain, repeated = ask(kind, TURNS, **NGRAM)
     first, second = ask(kind, TURNS, {"window": 16}, **NGRAM)
     same_tokens(first, plain)
     same_tokens(second, repeated)

@@ -51,8 +51,8 @@ def replayssm_materialize(
         *_slot_strides: `[L]` int64, from one slot to the next, in numbers.
         src_slots, dst_slots: `[L, B]` int32; a pair with `pad_slot_id` or a slot below 0 is left out.
         ring_start: `[B]` int32. replay_prefix_len: `[B]` int32, records to fold; 0 copies the state's bits. A request with
-            a start outside of the ring, or a length below 0 or above `max_window`, is left out.
-        active_request_indices: `[B]` int32, the requests that are meant, up to the first below 0.
+            a start outside of the ring, or a length below 0, above `max_window` or above the ring's rows, is left out.
+        active_request_indices: `[B]` int32, the requests that are meant, each once, up to the first below 0.
         state_dtype: fp32, bf16, fp16, int8 or fp8 e4m3. input_dtype: of x and B. matrixA_dtype: of A.
         dim, dstate, num_heads, heads_per_group: P, N, H, H / G. max_window: 1 to 16. ring_buffer_len: L of the rings.
         rand_seed, philox_rounds: stochastic rounding of fp16, int8 and fp8 states, where the rounds are above 0.
@@ -110,4 +110,4 @@ def _check_numbers(dim: int, dstate: int, heads: int, heads_per_group: int, wind
         f"heads_per_group={heads_per_group} must be a positive divisor of num_heads={heads}",
     )
     check(1 <= window <= 16, f"max_window={window} must be in [1, 16]")
-    check(rows >= window, f"ring_buffer_len={rows} must be at least max_window={window}")
+    check(rows > 0, f"ring_buffer_len={rows} must be at least 1")

@@ -14,8 +14,8 @@ from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.mamba_step import STOCHASTIC
 from replayssm_flashinfer.quantised import ROWS, window_of
 
-REQUESTS = 32
-"""Requests that a program looks at in `choose_kernel`."""
+REQUESTS = 256
+"""Entries of the active requests that a program of `choose_kernel` looks at."""
 
 
 def launch_materialize(
@@ -50,8 +50,8 @@ def launch_materialize(
         batch,
         pad_slot_id,
         R=ring_buffer_len,
-        WINDOW=max_window,
-        BB=triton.next_power_of_2(batch),
+        # More records than the ring has rows are no prefix of it.
+        WINDOW=min(max_window, ring_buffer_len),
         BR=REQUESTS,
         num_warps=1,
     )

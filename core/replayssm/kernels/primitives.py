@@ -76,11 +76,11 @@ def exp_decay(x):
 
 @triton.jit
 def dot_stored(b_a, b_b, DOT: tl.constexpr):
-    """b_a b_b in fp32 of numbers as they are stored: exact products of 16-bit ones; fp32 ones as DOT says.
+    """b_a b_b in fp32 of numbers as they are stored: exact products of 16-bit ones; fp32 ones, or of two types, as DOT says.
 
     The interpreter would multiply the bits of bf16 numbers.
     """
-    if INTERPRETED:
+    if INTERPRETED or b_a.dtype != b_b.dtype:
         b_a, b_b = b_a.to(tl.float32), b_b.to(tl.float32)
     return tl.dot(b_a, b_b, input_precision=DOT)
 

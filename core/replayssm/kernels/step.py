@@ -71,7 +71,7 @@ def step_kernel(
     o_gate = i_head * K if CHANNEL else i_head
     b_gate = load_gates(gate + row * sg_b + o_gate, sg_t, o_t, K, E, T, CHANNEL)
     bias = load_bias(dt_bias + o_gate, K, E, T, CHANNEL, RAW and HAS_BIAS)
-    b_step = 0.0
+    b_step = tl.zeros([BX], dtype=tl.float32)
     if DELTA:
         b_step = load_numbers(beta + row * sb_b + i_head, sb_t, o_t, T)
     rate, speed = 1.0, 1.0

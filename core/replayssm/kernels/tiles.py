@@ -185,15 +185,16 @@ def choose_tiles(layout: StateLayout, draft: int, batch: int, device: torch.devi
 def default_tiles(wanted: Operation) -> Tiles:
     """Where nothing was measured: tiles of 16 rows, and a whole head a program once heads alone fill a GPU.
 
-    The limit of registers keeps a dozen programs a multiprocessor; long drafts need them all. 64 rows of Mamba-2 in 4 bits
-    are as many bytes as 16 in 16.
+    The limit of registers keeps a dozen programs a multiprocessor; a decay per channel, and long drafts, need them all. 64
+    rows of Mamba-2 in 4 bits are as many bytes as 16 in 16.
     """
     rows = ROWS
     if wanted.layer == "mamba2" and wanted.read_copy == "nvfp4":
         rows = max(ROWS, min(64, 1 << (wanted.value_dim.bit_length() - 1)))
     tiles, heads = -(-wanted.value_dim // rows), wanted.batch * wanted.heads
     count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)
-    return Tiles(rows, count=count, registers=REGISTERS if wanted.draft <= LIMITED_DRAFT else 0)
+    limited = wanted.layer != "kda" and wanted.draft <= LIMITED_DRAFT
+    return Tiles(rows, count=count, registers=REGISTERS if limited else 0)
 
 
 def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:

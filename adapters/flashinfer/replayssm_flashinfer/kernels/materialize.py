@@ -14,18 +14,24 @@ from replayssm_flashinfer.kernels.int8 import fold_rows, store_rows_int8
 def choose_kernel(
     p_source, p_target, p_start, p_count, p_active,
     p_row_source, p_row_target, p_row_start, p_row_count,
-    batch, pad, R: tl.constexpr, WINDOW: tl.constexpr, BB: tl.constexpr, BR: tl.constexpr,
+    batch, pad, R: tl.constexpr, WINDOW: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Which folds are wanted, by (layer, request); others get the slot −1. Grid: (layers, ⌈batch / BR⌉)."""
-    o_all = tl.arange(0, BB)
-    b_active = tl.load(p_active + o_all, mask=o_all < batch, other=-1)
-    # Up to the first −1.
-    b_active = tl.where(tl.cumsum((b_active < 0).to(tl.int32), axis=0) > 0, -1, b_active)
-    o_i = tl.program_id(1) * BR + tl.arange(0, BR)
-    b_wanted = tl.sum((b_active[None, :] == o_i[:, None]).to(tl.int32), axis=1) > 0
+    """Which folds are wanted, by (layer, entry of `p_active`); others get the slot −1. Grid: (layers, ⌈batch / BR⌉)."""
+    i_block, o_block = tl.program_id(1), tl.arange(0, BR)
+    o_i = i_block * BR + o_block
     m_i, o_row = o_i < batch, tl.program_id(0) * batch + o_i
-    b_source, b_target = tl.load(p_source + o_row, mask=m_i, other=-1), tl.load(p_target + o_row, mask=m_i, other=-1)
-    b_start, b_count = tl.load(p_start + o_i, mask=m_i, other=-1), tl.load(p_count + o_i, mask=m_i, other=-1)
+    b_request = tl.load(p_active + o_i, mask=m_i, other=-1)
+    # Up to the first −1, which may be in a block before.
+    b_ended = tl.cumsum((b_request < 0).to(tl.int32), axis=0)
+    for i in range(i_block):
+        b_ended += tl.sum((tl.load(p_active + i * BR + o_block) < 0).to(tl.int32), axis=0)
+    b_wanted = (b_ended == 0) & (b_request < batch)
+    b_request = tl.where(b_wanted, b_request, 0)
+    o_pair = tl.program_id(0) * batch + b_request
+    b_source = tl.load(p_source + o_pair, mask=b_wanted, other=-1)
+    b_target = tl.load(p_target + o_pair, mask=b_wanted, other=-1)
+    b_start = tl.load(p_start + b_request, mask=b_wanted, other=-1)
+    b_count = tl.load(p_count + b_request, mask=b_wanted, other=-1)
     b_wanted = b_wanted & (b_source != pad) & (b_target != pad) & (b_source >= 0) & (b_target >= 0)
     b_wanted = b_wanted & (b_count >= 0) & (b_count <= WINDOW) & (b_start >= 0) & (b_start < R)
     tl.store(p_row_source + o_row, tl.where(b_wanted, b_source, -1), mask=m_i)
