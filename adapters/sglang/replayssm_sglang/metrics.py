@@ -66,8 +66,10 @@ class Exporter:
         if self._metrics is None:
             self._metrics = make_metrics(session, labels)
         for name, total in totals(values, len(session.layers)).items():
-            self._metrics[name].labels(**labels).inc(total - self._seen.get(name, 0))
-            self._seen[name] = total
+            # A difference of sums may go back, by drafts that a report saw before their acceptance; a counter may not.
+            grown = max(0, total - self._seen.get(name, 0))
+            self._metrics[name].labels(**labels).inc(grown)
+            self._seen[name] = self._seen.get(name, 0) + grown
         self._metrics["replayssm_ring_fill_ratio"].labels(**labels).set(fill_ratio(session, values))
 
 
