@@ -27,6 +27,19 @@ def test_a_symbol_as_expected_and_one_that_changed(module):
     assert reason == "pretended_engine.step (steps) lacks rows; it has state, slots"
 
 
+def test_an_attribute_that_we_replace_and_that_nobody_sets(module):
+    class Dispatcher:
+        def __init__(self, backend):
+            self.decode_kernel = backend
+
+    module.Dispatcher = Dispatcher
+    path = "pretended_engine.Dispatcher.__init__"
+    assert surface.probe(Symbol(path, ("backend",), "layers", ("decode_kernel",))) == (True, "")
+    ok, reason = surface.probe(Symbol(path, ("backend",), "layers", surface.KERNELS))
+    assert not ok
+    assert reason == f"{path} (layers) sets no verify_kernel"
+
+
 @pytest.mark.usefixtures("module")
 def test_a_symbol_that_is_gone_and_an_import_that_fails():
     ok, reason = surface.probe(Symbol("pretended_engine.gone", (), "steps"))

@@ -53,7 +53,7 @@ class Exporter:
 
     def report(self, session: Session, _result: None, reporter: Foreign, *_args: Foreign, **_kwargs: Foreign) -> None:
         """After SGLang counted a decode batch, on the rank that exports."""
-        if not reporter.current_scheduler_metrics_enabled or not session.ready or session.layers.meter is None:
+        if not reporter.current_scheduler_metrics_enabled or session.layers.meter is None:
             return
         self._calls += 1
         if self._calls % EVERY != 1:

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from replayssm.cursors import PAD_SLOT
+from replayssm_sglang import surface
 from replayssm_sglang.calls import Foreign, Original, bind
 from replayssm_sglang.session import Session
 from replayssm_sglang.steps import real_slots
-
-_TRACKED = ("track_ssm_h_dst", "track_ssm_final_dst", "track_ssm_recompute_dst")
-"""Slots that prefill writes states for the prefix cache to."""
 
 
 def begin(session: Session, metadata: Foreign, backend: Foreign, forward_batch: Foreign) -> None:
@@ -24,7 +22,7 @@ def begin(session: Session, metadata: Foreign, backend: Foreign, forward_batch: 
     slots = real_slots(metadata.mamba_cache_indices)
     session.layers.flush(slots)
     session.layers.begin(slots, forward_batch.seq_lens)
-    for name in _TRACKED:
+    for name in (*surface.TRACKED, "track_ssm_recompute_dst"):
         written = getattr(metadata, name, None)
         if written is not None and len(written):
             session.layers.begin(written.long(), 0)
