@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from replayssm import LayerKind, Recurrence, UnsupportedError
+from replayssm import LayerKind, PrecisionPolicy, Recurrence, UnsupportedError
+from replayssm.precision import PRESETS
 from replayssm_sglang.calls import Foreign
 
 MAMBA2_CONFIGS = ("FalconH1Config", "GraniteMoeHybridConfig", "Mamba2Config", "NemotronHConfig")
@@ -17,6 +18,9 @@ PAST_THE_DISPATCHER = ("JetNemotronConfig", "JetVLMConfig")
 
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Checkpoints that SGLang's prefill kernels can write: format → dtype of its pool."""
+
+SERVED_PRESETS = tuple(name for name, policy in PRESETS.items() if policy.checkpoint in STATE_DTYPES)
+"""Presets with such checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,20 @@ def layer_kind(model_config: Foreign, hybrid_arch: Foreign) -> LayerKind:
     raise UnsupportedError(
         f"the recurrent layers of {name} are not served; Mamba-2 ({', '.join(MAMBA2_CONFIGS)}), GDN and KDA are"
     )
+
+
+def state_dtype(policy: PrecisionPolicy) -> torch.dtype:
+    """Dtype of SGLang's pool for a precision policy.
+
+    Raises:
+        UnsupportedError: SGLang's prefill cannot write the policy's checkpoints.
+    """
+    if policy.checkpoint not in STATE_DTYPES:
+        raise UnsupportedError(
+            f"a checkpoint of {policy.checkpoint} is not served: SGLang's prefill writes states of "
+            f"{', '.join(STATE_DTYPES)}; use the preset {', '.join(SERVED_PRESETS[:-1])} or {SERVED_PRESETS[-1]}"
+        )
+    return STATE_DTYPES[policy.checkpoint]
 
 
 def cache_params(config: Foreign) -> Foreign:
