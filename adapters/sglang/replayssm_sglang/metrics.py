@@ -15,7 +15,7 @@ EVERY = 40
 """Decode batches between two reports."""
 
 COUNTERS = {
-    "replayssm_flush_total": "States written because a window was full, or a state was needed.",
+    "replayssm_flush_total": "States written by decode steps whose window was full.",
     "replayssm_state_bytes_written_total": "Bytes of states and records written.",
     "replayssm_state_bytes_saved_total": "Bytes that the ordinary decode would have moved beyond ours.",
     "replayssm_drafts_rolled_back_total": "Draft tokens that were not accepted.",

@@ -79,8 +79,9 @@ def is_prefill(forward_batch: Foreign) -> bool:
 
 def _publish(session: Session, slots: Tensor, mask: Tensor, targets: Tensor) -> None:
     rows = min(len(slots), len(mask), len(targets))
-    target = torch.where(mask[:rows].bool(), targets[:rows].long(), PAD_SLOT)
-    session.layers.materialise(real_slots(slots[:rows]), target)
+    source = real_slots(slots[:rows])
+    target = torch.where(mask[:rows].bool() & (source != PAD_SLOT), targets[:rows].long(), PAD_SLOT)
+    session.layers.materialise(source, target)
 
 
 def _refresh(session: Session, backend: Foreign, layer_id: int, forward_batch: Foreign) -> None:
