@@ -80,8 +80,12 @@ class ReplayConfig:
             raise InputError(f"config is a {type(values).__name__}; expected a mapping of fields")
         known = dict(_known(cls, values, "config"))
         for name, kind in (("flush", FlushPolicy), ("precision", PrecisionPolicy)):
-            if isinstance(known.get(name), Mapping):
-                known[name] = kind(**_known(kind, known[name], name))
+            value = known.get(name)
+            if isinstance(value, Mapping):
+                known[name] = kind(**_known(kind, value, name))
+            elif value is not None and not isinstance(value, kind):
+                names = ", ".join(field.name for field in fields(kind))
+                raise InputError(f"{name}={value!r} must be an object with some of {names}")
         return cls(**known)
 
     @classmethod

@@ -18,11 +18,14 @@ from replayssm_sglang import arguments
         ("enable_gdn_replayssm_spec", True),
         ("disaggregation_mode", "decode"),
         ("enable_hierarchical_cache", True),
+        ("enable_lmcache", True),
+        ("enable_unified_cache_external_linker", True),
         ("enable_int8_mamba_checkpoint", True),
         ("enable_unified_memory", True),
         ("enable_torch_compile", True),
         ("use_ray", True),
         ("speculative_algorithm", "DSPARK"),
+        ("speculative_adaptive", True),
     ],
 )
 def test_a_refusal_names_the_flag_and_what_to_do(field, value):
@@ -56,6 +59,17 @@ def test_speculation_over_a_pipeline_is_refused():
     assert not list(arguments.speculation_conflicts(ReplayConfig(), SimpleNamespace(pp_size=2)))
 
 
+def test_a_backend_that_no_graph_captures_is_refused():
+    view = SimpleNamespace(device="cuda", disable_cuda_graph=False)
+    (reason,) = arguments.backend_conflicts(ReplayConfig(backend="torch"), view)
+    assert reason.startswith("backend 'torch' waits for the device")
+    assert "--disable-cuda-graph" in reason
+    for config in (ReplayConfig(), ReplayConfig(backend="triton")):
+        assert not list(arguments.backend_conflicts(config, view))
+    for other in (SimpleNamespace(device="cpu"), SimpleNamespace(device="cuda", disable_cuda_graph=True)):
+        assert not list(arguments.backend_conflicts(ReplayConfig(backend="torch"), other))
+
+
 def test_drafts_and_trees():
     assert arguments.draft_length(SimpleNamespace()) == 1
     assert arguments.draft_length(speculation(4)) == 4
@@ -77,5 +91,6 @@ def test_another_dtype_or_a_format_that_prefill_cannot_write_is_refused():
         arguments.state_dtype(ReplayConfig(), "bfloat16", None)
     with pytest.raises(UnsupportedError, match="SGLANG_MAMBA_SSM_DTYPE float16 differs"):
         arguments.state_dtype(ReplayConfig(), None, "float16")
-    with pytest.raises(UnsupportedError, match="checkpoint of fp8 is not served"):
+    served = "exact, fp16-sr, dual-nvfp4, dual-nvfp4-fp16 or dual-fp8"
+    with pytest.raises(UnsupportedError, match=f"checkpoint of fp8 is not served.*; use the preset {served}"):
         arguments.state_dtype(ReplayConfig(preset="dual-nvfp4-fp8"), None, None)

@@ -84,16 +84,17 @@ def test_standard_decode_through_the_kernels(models, kind):
 
 
 def two_turns(path, engine, prompt, tokens, config):
-    """Cached tokens of a second turn, whose answer must be what it is without a cache."""
+    """Cached tokens of a second turn, whose answer must be what it is without a cache; of two requests at once."""
     turns = [
-        {"prompts": [prompt], "tokens": tokens},
+        {"prompts": [prompt, prompt], "tokens": tokens},
         {"follow": [77, 78, 79], "tokens": 10},
         {"flush": True},
         {"again": True, "tokens": 10},
     ]
     _, cached, _, uncached = converse(path, engine, turns, config)
     assert uncached[0]["cached_tokens"] == 0
-    assert cached[0]["tokens"] == uncached[0]["tokens"]
+    assert [answer["tokens"] for answer in cached] == [answer["tokens"] for answer in uncached]
+    assert cached[0]["cached_tokens"] == cached[1]["cached_tokens"]
     return cached[0]["cached_tokens"]
 
 

@@ -24,6 +24,7 @@ def model(name="LlamaForCausalLM"):
 
 NemotronHConfig = type("NemotronHConfig", (), {})
 ZayaConfig = type("ZayaConfig", (), {})
+JetNemotronConfig = type("JetNemotronConfig", (), {})
 
 
 def test_kinds():
@@ -44,6 +45,12 @@ def test_a_model_without_recurrent_layers_and_one_with_others_are_refused():
         facts.layer_kind(model(), arch())
     with pytest.raises(UnsupportedError, match="ZayaConfig are not served"):
         facts.layer_kind(model(), arch(mambaish_config=ZayaConfig()))
+
+
+def test_a_model_that_calls_its_own_kernel_is_refused():
+    config = JetNemotronConfig()
+    with pytest.raises(UnsupportedError, match="JetNemotronConfig call a kernel of their own; start without"):
+        facts.layer_kind(model(), arch(mambaish_config=config, hybrid_gdn_config=config))
 
 
 @pytest.mark.parametrize("kind", list(LayerKind))

@@ -86,6 +86,13 @@ def test_what_is_wrong_is_one_line(argv, reason):
     assert "\n" not in str(refusal.value)
 
 
+def test_help_names_the_presets_that_are_served():
+    parser = argparse.ArgumentParser()
+    launch.add_flags(lambda _: None, parser)
+    text = "".join(parser.format_help().split())
+    assert "exact,fp16-sr,dual-nvfp4,dual-nvfp4-fp16,dual-fp8(default:exact)" in text
+
+
 @pytest.mark.parametrize("argv", [["--replayssm", "exakt"], ["--replayssm", "exact", "--replayssm-window", "300"]])
 def test_typos_are_argparse_errors(argv, capsys):
     with pytest.raises(SystemExit) as refusal:

@@ -67,6 +67,20 @@ def test_exports_on_the_rank_that_does_and_counts_each_byte_once():
     assert 'window="4"' in text
 
 
+def test_a_sum_that_goes_back_keeps_its_counter():
+    prometheus = pytest.importorskip("prometheus_client")
+    session, _ = make_session(metrics=True)
+    exporter, labels, registry = metrics.Exporter(), {"model_name": "tiny"}, prometheus.CollectorRegistry()
+    exporter._metrics = {
+        name: prometheus.Counter(name, name, [*labels], registry=registry) for name in metrics.COUNTERS
+    }
+    exporter._metrics["replayssm_ring_fill_ratio"] = prometheus.Gauge("fill", "fill", [*labels], registry=registry)
+    # Drafts proposed and accepted so far. The first report came before the acceptance of 8.
+    for drafted, accepted, rolled_back in ((8, 0, 8), (16, 12, 8), (32, 20, 12)):
+        exporter._export(session, labels, [0, 0, drafted, accepted, 0, 0, 0, 0, 0])
+        assert registry.get_sample_value("replayssm_drafts_rolled_back_total", labels) == rolled_back
+
+
 def test_one_line_says_what_runs():
     session, _ = make_session(draft=3)
     line = describe(session)

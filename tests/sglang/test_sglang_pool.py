@@ -10,6 +10,7 @@ from fake_engine import GROUPS, HEADS, LAYERS, CacheParams, K, V, make_session
 
 from replayssm import LayerKind, TokenInputs, UnsupportedError
 from replayssm_sglang import budget
+from replayssm_sglang.pool import once
 
 
 def decode(session, slots, steps=1):
@@ -63,6 +64,17 @@ def test_a_copied_slot_is_folded_first_and_starts_with_an_empty_ring():
     torch.testing.assert_close(pool.mamba_cache.temporal[:, 3], expected)
     torch.testing.assert_close(states(session, 1), expected)
     assert (pool.mamba_cache.conv[0][:, 3] == 5.0).all()
+
+
+def test_two_requests_that_copy_one_cached_prefix_fold_it_once():
+    session, pool = make_session()
+    decode(session, [1, 2], steps=3)
+    expected = states(session, 1)
+    pool.copy_from(torch.tensor([1, 2, 1]), torch.tensor([3, 4, 5]))
+    assert session.layers.cursors.committed.tolist() == [0] * 6
+    for slot in (1, 3, 5):
+        torch.testing.assert_close(pool.mamba_cache.temporal[:, slot], expected)
+    assert once(torch.tensor([4, 1, 4, 4, 1])).tolist() == [4, 1, -1, -1, -1]
 
 
 def test_a_cleared_slot_has_zero_state_and_no_records():

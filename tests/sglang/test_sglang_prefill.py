@@ -118,6 +118,20 @@ def test_states_that_are_tracked_hold_every_token():
     assert session.layers.cursors.committed.tolist()[1:] == [3, 3, 0, 0, 2]
 
 
+def test_a_padded_row_publishes_nothing():
+    session, _ = make_session()
+    decode(session, [3], 3)
+    engine = backend([0, 0], mamba_track_indices=torch.tensor([3, 3]))
+    stale = batch("decode", mamba_track_mask=torch.tensor([True, True]))
+    for index in range(len(LAYERS)):
+        slots = engine.forward_metadata.mamba_cache_indices
+        prefill.around_tracking(
+            session, lambda self, forward_batch, conv_states, ssm_states, cache_indices: None,
+            engine, stale, None, session.states[index], slots,
+        )  # fmt: skip
+    assert session.layers.cursors.committed[3] == 3
+
+
 def test_tracked_slots_are_the_first_of_a_graphs_buffer():
     session, _ = make_session(LayerKind.MAMBA2)
     everyone = torch.tensor([5, 4, 0, 7])

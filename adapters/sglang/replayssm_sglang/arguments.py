@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from replayssm import ReplayConfig, UnsupportedError
+from replayssm.capability import CAPABILITIES
 from replayssm_sglang import facts, launch, surface
 from replayssm_sglang.calls import Foreign
 
 STATE_DTYPE_VARIABLE = "SGLANG_MAMBA_SSM_DTYPE"
 SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "NGRAM")
 """Algorithms whose acceptance is committed where we commit ours."""
-
-_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ REFUSALS = (
         "sends states without their rings; serve prefill and decode in one server",
     ),
     Refusal("enable_hierarchical_cache", _given, "copies states that lag behind their rings; leave it out"),
+    Refusal("enable_lmcache", _given, "copies states that lag behind their rings; leave it out"),
+    Refusal("enable_unified_cache_external_linker", _given, "copies states that lag behind their rings; leave it out"),
     Refusal("enable_int8_mamba_checkpoint", _given, "stores states that lag behind their rings; leave it out"),
     Refusal("enable_unified_memory", _given, "has a pool of its own that rings cannot join; leave it out"),
     Refusal("enable_page_major_kv_layout", _given, "strides states in a way that is not tested; leave it out"),
@@ -59,6 +60,7 @@ REFUSALS = (
         lambda name: name is not None and str(name).upper() not in SPECULATION,
         f"commits its drafts elsewhere; {', '.join(SPECULATION)} are served",
     ),
+    Refusal("speculative_adaptive", _given, "changes the draft length, which is not tested; leave it out"),
 )
 
 
@@ -71,7 +73,8 @@ def check(server_args: Foreign) -> None:
     config = launch.active_config()
     assert config is not None, "checked only where ReplaySSM was asked for"
     view = surface.resolved(server_args)
-    reason = next(iter((*conflicts(view), *speculation_conflicts(config, view))), None)
+    reasons = (*conflicts(view), *speculation_conflicts(config, view), *backend_conflicts(config, view))
+    reason = next(iter(reasons), None)
     if reason is not None:
         launch.refuse(reason)
     try:
@@ -103,6 +106,17 @@ def speculation_conflicts(config: ReplayConfig, view: Foreign) -> Iterator[str]:
         yield "--pp-size above 1 commits drafts of another batch; use --tp-size, or leave the speculation out"
 
 
+def backend_conflicts(config: ReplayConfig, view: Foreign) -> Iterator[str]:
+    """Reasons against a backend of the core that was named."""
+    row = CAPABILITIES.get(config.backend)
+    captured = getattr(view, "device", None) == "cuda" and not getattr(view, "disable_cuda_graph", False)
+    if row is not None and captured and not row.graph_capture:
+        yield (
+            f"backend {config.backend!r} waits for the device, which a CUDA graph cannot capture; "
+            "leave it out, or add --disable-cuda-graph"
+        )
+
+
 def draft_length(view: Foreign) -> int:
     """T, tokens of a verify step; 1 without speculation."""
     if getattr(view, "speculative_algorithm", None) is None:
@@ -121,13 +135,7 @@ def state_dtype(config: ReplayConfig, flag: str | None, variable: str | None) ->
     Raises:
         UnsupportedError: the checkpoint is of a format that the pool cannot have, or the user set another dtype.
     """
-    checkpoint = config.policy.checkpoint
-    if checkpoint not in _NAMES:
-        raise UnsupportedError(
-            f"a checkpoint of {checkpoint} is not served: SGLang's prefill writes states of {', '.join(_NAMES)}; "
-            "use the preset exact, fp16-sr, dual-nvfp4, dual-nvfp4-fp16 or dual-fp8"
-        )
-    wanted = _NAMES[checkpoint]
+    wanted = str(facts.state_dtype(config.policy)).removeprefix("torch.")
     for name, value in (("--mamba-ssm-dtype", flag), (STATE_DTYPE_VARIABLE, variable)):
         if value not in (None, wanted):
             raise UnsupportedError(f"{name} {value} differs from the checkpoint's {wanted}; leave it out")

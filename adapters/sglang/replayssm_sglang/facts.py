@@ -6,14 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-from replayssm import LayerKind, Recurrence, UnsupportedError
+from replayssm import LayerKind, PrecisionPolicy, Recurrence, UnsupportedError
+from replayssm.precision import PRESETS
 from replayssm_sglang.calls import Foreign
 
 MAMBA2_CONFIGS = ("FalconH1Config", "GraniteMoeHybridConfig", "Mamba2Config", "NemotronHConfig")
 """Model configurations whose mixer is SGLang's `MambaMixer2`."""
 
+PAST_THE_DISPATCHER = ("JetNemotronConfig", "JetVLMConfig")
+"""Model configurations whose GDN layers call SGLang's kernel themselves."""
+
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Checkpoints that SGLang's prefill kernels can write: format → dtype of its pool."""
+
+SERVED_PRESETS = tuple(name for name, policy in PRESETS.items() if policy.checkpoint in STATE_DTYPES)
+"""Presets with such checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +50,46 @@ def layer_kind(model_config: Foreign, hybrid_arch: Foreign) -> LayerKind:
     if config is None:
         architecture = ", ".join(model_config.hf_config.architectures or ["this model"])
         raise UnsupportedError(f"{architecture} has no recurrent layers; start without --replayssm")
+    name = type(config).__name__
+    if name in PAST_THE_DISPATCHER:
+        raise UnsupportedError(f"the GDN layers of {name} call a kernel of their own; start without --replayssm")
     if hybrid_arch.hybrid_gdn_config(model_config) is not None:
         return LayerKind.GDN
     if _is_kda(model_config, hybrid_arch):
         return LayerKind.KDA
-    name = type(config).__name__
     if name in MAMBA2_CONFIGS:
         return LayerKind.MAMBA2
     raise UnsupportedError(
         f"the recurrent layers of {name} are not served; Mamba-2 ({', '.join(MAMBA2_CONFIGS)}), GDN and KDA are"
     )
+
+
+def state_dtype(policy: PrecisionPolicy) -> torch.dtype:
+    """Dtype of SGLang's pool for a precision policy.
+
+    Raises:
+        UnsupportedError: SGLang's prefill cannot write the policy's checkpoints.
+    """
+    if policy.checkpoint not in STATE_DTYPES:
+        raise UnsupportedError(
+            f"a checkpoint of {policy.checkpoint} is not served: SGLang's prefill writes states of "
+            f"{', '.join(STATE_DTYPES)}; use the preset {', '.join(SERVED_PRESETS[:-1])} or {SERVED_PRESETS[-1]}"
+        )
+    return STATE_DTYPES[policy.checkpoint]
+
+
+def cache_params(config: Foreign) -> Foreign:
+    """SGLang's parameters of the states of one rank.
+
+    Raises:
+        UnsupportedError: heads that do not split, which SGLang only asserts.
+    """
+    try:
+        return config.mamba2_cache_params
+    except AssertionError as error:
+        raise UnsupportedError(
+            f"the heads of the recurrent layers do not split over --tp-size ({error}); use one that divides them"
+        ) from None
 
 
 def read_facts(kind: LayerKind, cache_params: Foreign, activation: torch.dtype) -> ModelFacts:

@@ -45,7 +45,7 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
         surface.SSU: (mamba2.selective_state_update, HookType.REPLACE),
         surface.COMMIT: (speculation.note_acceptance, HookType.BEFORE),
         surface.UPDATE_AFTER_VERIFY: (speculation.commit, HookType.REPLACE),
-        surface.REPORT_DECODE: (Exporter().report, HookType.AFTER),
+        surface.REPORT_DECODE: (functools.partial(after_decode, Exporter()), HookType.AFTER),
     }
     before = {symbol: surface.resolve(symbol.path) for symbol in hooks}
     for symbol, (hook, kind) in hooks.items():
@@ -68,7 +68,7 @@ def before_load(started: Session, runner: Foreign) -> None:
 
     try:
         kind = facts.layer_kind(runner.model_config, hybrid_arch)
-        params = hybrid_arch.mambaish_config(runner.model_config).mamba2_cache_params
+        params = facts.cache_params(hybrid_arch.mambaish_config(runner.model_config))
         started.facts = facts.read_facts(kind, params, runner.model_config.dtype)
         started.check(torch.device(runner.device))
     except ReplaySSMError as error:
@@ -84,17 +84,24 @@ def after_attention(started: Session, _result: None, runner: Foreign) -> None:
     log_layers(started)
 
 
+def after_decode(exporter: Exporter, started: Session, result: None, *args: Foreign, **kwargs: Foreign) -> None:
+    """After SGLang counted a decode batch: it went through our layers, or the process ends. Then the metrics."""
+    if not started.steps.ran:
+        launch.refuse(
+            "SGLang decoded on a path that does not reach our layers; start without --replayssm, and report it"
+        )
+    exporter.report(started, result, *args, **kwargs)
+
+
 def take_delta_kernels(started: Session, _result: None, backend: Foreign, runner: Foreign) -> None:
     """After the GDN or KDA backend was made: its decode and verify kernels are ours, its prefill stays."""
     if runner.is_draft_worker:
         return
     kernel, dispatcher = DeltaKernel(started), backend.kernel_dispatcher
-    for name in ("decode_kernel", "verify_kernel", "tree_verify_kernel"):
-        if hasattr(dispatcher, name):
-            setattr(dispatcher, name, kernel)
+    for name in (*surface.KERNELS, "tree_verify_kernel"):
+        setattr(dispatcher, name, kernel)
     for name in ("supports_packed_decode", "supports_packed_decode_safe_gate"):
-        if hasattr(dispatcher, name):
-            setattr(dispatcher, name, True)
+        setattr(dispatcher, name, True)
     _keep_off_fused_paths(backend)
     started.build(decay_rates=None)
 
@@ -126,8 +133,8 @@ def build_mamba2(started: Session, _result: None, _backend: Foreign, runner: For
 
 def _keep_off_fused_paths(backend: Foreign) -> None:
     """SGLang's KDA backend has paths that never ask the dispatcher; the general one is always taken."""
-    if hasattr(backend, "_fused_chain_verify_fn"):
-        backend._fused_chain_verify_fn = None
+    backend._fused_chain_verify_fn = None
+    backend._can_run_dspark_cutedsl_mtp = lambda **_options: False
     if getattr(backend, "accept_lens_pool", None) is not None:
         launch.refuse("FlashInfer's KDA verify commits on its own; use --linear-attn-verify-backend triton")
     if hasattr(backend, "supports_prefill_graph_extend"):

@@ -16,6 +16,7 @@ from replayssm.errors import ReplaySSMError
 from replayssm.layout import MAX_WINDOW
 from replayssm.precision import PRESETS
 from replayssm_sglang.calls import Foreign, Original
+from replayssm_sglang.facts import SERVED_PRESETS
 
 DEFAULT_PRESET = "exact"
 _PRESET, _WINDOW, _CONFIG = "replayssm", "replayssm_window", "replayssm_config"
@@ -33,7 +34,7 @@ def add_flags(original: Original, parser: argparse.ArgumentParser, *args: Foreig
         const=DEFAULT_PRESET,
         choices=tuple(PRESETS),
         metavar="PRESET",
-        help=f"Turn it on, with a precision: {', '.join(PRESETS)} (default: {DEFAULT_PRESET}).",
+        help=f"Turn it on, with a precision: {', '.join(SERVED_PRESETS)} (default: {DEFAULT_PRESET}).",
     )
     group.add_argument(
         "--replayssm-window",

@@ -15,7 +15,7 @@ EVERY = 40
 """Decode batches between two reports."""
 
 COUNTERS = {
-    "replayssm_flush_total": "States written because a window was full, or a state was needed.",
+    "replayssm_flush_total": "States written by decode steps whose window was full.",
     "replayssm_state_bytes_written_total": "Bytes of states and records written.",
     "replayssm_state_bytes_saved_total": "Bytes that the ordinary decode would have moved beyond ours.",
     "replayssm_drafts_rolled_back_total": "Draft tokens that were not accepted.",
@@ -53,7 +53,7 @@ class Exporter:
 
     def report(self, session: Session, _result: None, reporter: Foreign, *_args: Foreign, **_kwargs: Foreign) -> None:
         """After SGLang counted a decode batch, on the rank that exports."""
-        if not reporter.current_scheduler_metrics_enabled or not session.ready or session.layers.meter is None:
+        if not reporter.current_scheduler_metrics_enabled or session.layers.meter is None:
             return
         self._calls += 1
         if self._calls % EVERY != 1:
@@ -66,8 +66,10 @@ class Exporter:
         if self._metrics is None:
             self._metrics = make_metrics(session, labels)
         for name, total in totals(values, len(session.layers)).items():
-            self._metrics[name].labels(**labels).inc(total - self._seen.get(name, 0))
-            self._seen[name] = total
+            # A difference of sums may go back, by drafts that a report saw before their acceptance; a counter may not.
+            grown = max(0, total - self._seen.get(name, 0))
+            self._metrics[name].labels(**labels).inc(grown)
+            self._seen[name] = self._seen.get(name, 0) + grown
         self._metrics["replayssm_ring_fill_ratio"].labels(**labels).set(fill_ratio(session, values))
 
 

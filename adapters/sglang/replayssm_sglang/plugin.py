@@ -36,7 +36,8 @@ def require_surface() -> None:
     """
     ok, reason = surface.check()
     if not ok:
-        launch.refuse(f"this SGLang ({surface.version()}) does not match: {reason}")
+        releases = " or ".join(surface.RAN)
+        launch.refuse(f"SGLang {surface.version()} is not served; install {releases}, or start without it: {reason}")
 
 
 def take_flags(original: Original, cls: type, args: argparse.Namespace) -> Foreign:

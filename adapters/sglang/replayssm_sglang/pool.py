@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from replayssm import StateLayout
+from replayssm.cursors import PAD_SLOT
 from replayssm_sglang.calls import Foreign
 from replayssm_sglang.session import Session
 
@@ -43,9 +44,9 @@ def pool_class(base: Foreign, session: Session) -> type:
                 session.layers.adopt(indices.long())
 
         def copy_from(self, src_indices: Tensor, dst_indices: Tensor) -> None:
-            """Copy on write, fork: the source is folded, then copied."""
+            """Copy on write, fork: the source is folded, then copied. Several requests may copy one cached prefix."""
             if session.ready:
-                session.layers.flush(src_indices.long())
+                session.layers.flush(once(src_indices.long()))
             super().copy_from(src_indices, dst_indices)
             if session.ready:
                 session.layers.adopt(dst_indices.long(), session.layers.cursors.read("position", src_indices.long()))
@@ -61,6 +62,12 @@ def pool_class(base: Foreign, session: Session) -> type:
             session.layers.adopt(indices.long())
 
     return ReplayMambaPool
+
+
+def once(slots: Tensor) -> Tensor:
+    """Slots `[n]`, −1 in place of those that came before: a slot's records are folded once."""
+    repeated = (slots[:, None] == slots).tril(-1).any(-1)
+    return torch.where(repeated, PAD_SLOT, slots)
 
 
 def without_states(cache_params: Foreign) -> Foreign:

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from replayssm.cursors import PAD_SLOT
+from replayssm_sglang import surface
 from replayssm_sglang.calls import Foreign, Original, bind
 from replayssm_sglang.session import Session
 from replayssm_sglang.steps import real_slots
-
-_TRACKED = ("track_ssm_h_dst", "track_ssm_final_dst", "track_ssm_recompute_dst")
-"""Slots that prefill writes states for the prefix cache to."""
 
 
 def begin(session: Session, metadata: Foreign, backend: Foreign, forward_batch: Foreign) -> None:
@@ -24,7 +22,7 @@ def begin(session: Session, metadata: Foreign, backend: Foreign, forward_batch: 
     slots = real_slots(metadata.mamba_cache_indices)
     session.layers.flush(slots)
     session.layers.begin(slots, forward_batch.seq_lens)
-    for name in _TRACKED:
+    for name in (*surface.TRACKED, "track_ssm_recompute_dst"):
         written = getattr(metadata, name, None)
         if written is not None and len(written):
             session.layers.begin(written.long(), 0)
@@ -81,8 +79,9 @@ def is_prefill(forward_batch: Foreign) -> bool:
 
 def _publish(session: Session, slots: Tensor, mask: Tensor, targets: Tensor) -> None:
     rows = min(len(slots), len(mask), len(targets))
-    target = torch.where(mask[:rows].bool(), targets[:rows].long(), PAD_SLOT)
-    session.layers.materialise(real_slots(slots[:rows]), target)
+    source = real_slots(slots[:rows])
+    target = torch.where(mask[:rows].bool() & (source != PAD_SLOT), targets[:rows].long(), PAD_SLOT)
+    session.layers.materialise(source, target)
 
 
 def _refresh(session: Session, backend: Foreign, layer_id: int, forward_batch: Foreign) -> None:

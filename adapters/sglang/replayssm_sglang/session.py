@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,10 +11,8 @@ from replayssm import Recurrence, ReplayConfig, ReplayLayers, ReplayState, State
 from replayssm.capability import DRAFT, STANDARD, TREE, supports
 from replayssm.cursors import Cursors
 from replayssm.traffic import TrafficMeter
-from replayssm_sglang.facts import STATE_DTYPES, ModelFacts
+from replayssm_sglang.facts import ModelFacts, state_dtype
 from replayssm_sglang.steps import Steps
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -95,12 +92,7 @@ class Session:
         Raises:
             UnsupportedError: it does not; the reason says what would work.
         """
-        checkpoint = self.config.policy.checkpoint
-        if checkpoint not in STATE_DTYPES:
-            raise UnsupportedError(
-                f"a checkpoint of {checkpoint} is not served: SGLang's prefill writes states of "
-                f"{', '.join(STATE_DTYPES)}; use the preset exact, fp16-sr, dual-nvfp4 or dual-nvfp4-fp16"
-            )
+        state_dtype(self.config.policy)
         layout, name = self.layout(slots=1), self.backend(device)
         for mode in (STANDARD, *((TREE if self.tree else DRAFT,) if self.draft > 1 else ())):
             ok, reason = supports(name, layout, device, mode)

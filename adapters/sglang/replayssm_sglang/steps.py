@@ -18,10 +18,13 @@ class Steps:
 
     Args:
         layers: all of this rank, in order.
+
+    Attributes:
+        ran: whether a step has gone through all of them, or been captured.
     """
 
     def __init__(self, layers: ReplayLayers) -> None:
-        self.layers = layers
+        self.layers, self.ran = layers, False
         self._plan: StepPlan | None = None
         self._one = torch.ones(1, dtype=torch.int32, device=layers.first.device)
 
@@ -65,7 +68,7 @@ class Steps:
         if last:
             self.layers.first.settle(plan)
             self.layers.record(plan)
-            self._plan = None
+            self._plan, self.ran = None, True
         return last
 
 

@@ -30,11 +30,13 @@ class Symbol:
         path: dotted, as SGLang's hook registry takes it.
         parameters: names that its signature must have; None for what is not called.
         use: why we need it.
+        sets: attributes that its body must name, which we replace.
     """
 
     path: str
     parameters: tuple[str, ...] | None
     use: str
+    sets: tuple[str, ...] = ()
 
 
 _SRT = "sglang.srt"
@@ -44,6 +46,12 @@ _POOL = f"{_SRT}.mem_cache.memory_pool"
 _SIZES = f"{_SRT}.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _STATE = ("ssm_states", "cache_indices")
 _DELTA = ("q", "k", "v", "a", "b", "A_log", "dt_bias", *_STATE)
+
+KERNELS = ("decode_kernel", "verify_kernel")
+"""Attributes of a dispatcher that hold its kernels."""
+
+TRACKED = ("track_ssm_h_dst", "track_ssm_final_dst")
+"""Fields of a batch's metadata with slots that prefill writes states for the prefix cache to."""
 
 ADD_CLI_ARGS = Symbol(f"{_SRT}.server_args.ServerArgs.add_cli_args", ("parser",), "flags")
 FROM_CLI_ARGS = Symbol(f"{_SRT}.server_args.ServerArgs.from_cli_args", ("args",), "flags")
@@ -127,6 +135,9 @@ READ = (
     Symbol(f"{_POOL}.MambaPool.copy_from", ("src_indices", "dst_indices"), "state pool"),
     Symbol(f"{_POOL}.MambaPool.get_cpu_copy", ("indices",), "state pool"),
     Symbol(f"{_POOL}.MambaPool.load_cpu_copy", ("mamba_cache_cpu", "indices"), "state pool"),
+    Symbol(f"{_HYBRID}.ForwardMetadata", ("mamba_cache_indices", *TRACKED), "slots of a batch"),
+    Symbol(f"{_LINEAR}.gdn_backend.GDNKernelDispatcher.__init__", ("decode_backend",), "GDN layers", KERNELS),
+    Symbol(f"{_LINEAR}.kda_backend.KDAKernelDispatcher.__init__", ("decode_backend",), "KDA layers", KERNELS),
     Symbol(f"{_LINEAR}.gdn_backend.GDNKernelDispatcher.packed_decode", ("mixed_qkv", "a", "b", *_STATE), "GDN layers"),
     Symbol(f"{_LINEAR}.gdn_backend.GDNKernelDispatcher.target_verify", _DELTA, "GDN layers"),
     Symbol(f"{_LINEAR}.kda_backend.KDAKernelDispatcher.packed_decode", ("mixed_qkv", "a", "b", *_STATE), "KDA layers"),
@@ -176,6 +187,9 @@ def probe(symbol: Symbol) -> Verdict:
     missing = [name for name in symbol.parameters if name not in names]
     if missing:
         return False, f"{symbol.path} ({symbol.use}) lacks {', '.join(missing)}; it has {', '.join(names)}"
+    unset = [name for name in symbol.sets if name not in inspect.unwrap(found).__code__.co_names]
+    if unset:
+        return False, f"{symbol.path} ({symbol.use}) sets no {', '.join(unset)}"
     return True, ""
 
 
