@@ -181,14 +181,17 @@ def many():
                 assert error < EXACT, f"request {request} of {int(count[request])} records is off by {error:.1e}"
 
 
-def call_materialise(layers, source, target, start, count, active=(0, 1, 2, -1)):
-    """The call; request 3 is not among the active ones."""
+def call_materialise(layers, source, target, start, count, active=(0, 1, 2, -1), *, strided=False):
+    """The call; request 3 is not among the active ones. Strided tables are columns of larger ones."""
+
+    def column(numbers):
+        return torch.tensor([[number, 0] for number in numbers])[:, 0] if strided else torch.tensor(numbers)
 
     def table(name):
-        return torch.tensor([getattr(layer, name).data_ptr() for layer in layers])
+        return column([getattr(layer, name).data_ptr() for layer in layers])
 
     def stride(name):
-        return torch.tensor([getattr(layer, name).stride(0) for layer in layers])
+        return column([getattr(layer, name).stride(0) for layer in layers])
 
     zero, first = torch.zeros(len(layers), dtype=torch.int64), layers[0]
     scaled = first.scale is not None

@@ -17,7 +17,7 @@ import replayssm_flashinfer
 from replayssm import PrecisionPolicy, Recurrence, ReplayState, StateLayout, TokenInputs, UnsupportedError
 from replayssm.inputs import RawGate
 from replayssm_flashinfer import allocate_delta_rings, backend, ops
-from replayssm_flashinfer.delta import NAMES
+from replayssm_flashinfer.delta_step import RINGS
 
 
 def opchecks():
@@ -35,7 +35,7 @@ def opchecks():
     state = torch.randn(3, 2, 8, 16)
     memory = allocate_delta_rings(state, 1, 5, torch.float32)
     q, v, gate = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 2, 8), torch.rand(1, 1, 2)
-    rings = [memory[name] for name in NAMES]
+    rings = [memory[name] for name in RINGS]
     cursors = (memory["ring_start"], memory["prev_num_accepted_tokens"])
     rest = (None, None, None, True, 1.0, torch.tensor([1]), -1, None, None, None, None, None)
     torch.library.opcheck(
@@ -47,6 +47,15 @@ def opchecks():
     step = (*pool, torch.empty_like(v), row.long(), row, row, q, q, v, gate, gate, *tail)
     torch.library.opcheck(ops.ucache_step_op, step)
     torch.library.opcheck(ops.ucache_fold_op, (*pool, row, row + 1, row, row))
+    tables = [torch.tensor([x.data_ptr()]) for x in (call.state, call.x, call.B, call.dt, call.A)]
+    strides = [torch.tensor([x.stride(0)]) for x in (call.state, call.x, call.B, call.dt)]
+    pairs = [table for pair in zip(tables[:4], strides, strict=True) for table in pair]
+    zero, numbers = torch.zeros(1, dtype=torch.int64), [call.dim, call.dstate, call.heads, 2, 4, call.rows, -1, 0]
+    torch.library.opcheck(
+        ops.materialize_op,
+        ([*pairs, tables[4], zero, zero], row[:, None], row[:, None] + 1, [row * 0, row, row * 0], None, [call.x, call.B],
+         [call.state], torch.float32, torch.float32, torch.float32, numbers),
+    )  # fmt: skip
 
 
 def compiled():

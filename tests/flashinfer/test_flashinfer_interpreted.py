@@ -23,5 +23,9 @@ def test_gdn_and_kda_functions_agree_with_the_recurrence(cases, seed):
     interpret(HERE / "interpreted_delta.py", cases, str(seed))
 
 
+def test_edges_of_the_contract(seed):
+    interpret(HERE / "interpreted_edges.py", "empty,tables", str(seed))
+
+
 def test_custom_operators_and_the_backend(seed):
     interpret(HERE / "interpreted_ops.py", "opchecks,compiled,bench,behind_the_core", str(seed))

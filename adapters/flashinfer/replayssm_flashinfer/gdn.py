@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from replayssm.inputs import TokenInputs
-from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_tokens, check_ucache
+from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_output, check_tokens, check_ucache
+from replayssm_flashinfer.mamba_checks import check_seed
 from replayssm_flashinfer.ops import ucache_fold_op, ucache_step_op
 from replayssm_flashinfer.plan import RingCursors
 from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.tensor_checks import check_device, check_slots
 from replayssm_flashinfer.ucache import UCache
 
 WINDOW = 16
@@ -105,10 +107,11 @@ def gated_delta_rule_mtp_ucache_flush(
             "tensor, or pass restart_hist_on_flush=False and move them yourself",
         )
     base = torch.zeros_like(hist_len) if cache_base is None else cache_base
-    check_cursors(hist_len, base, tokens.batch, WINDOW, memory.rows, in_place=restart_hist_on_flush)
+    check_cursors(hist_len, base, tokens, WINDOW, memory.rows, in_place=restart_hist_on_flush)
     out = _step(
         memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), flush_min - 1 + draft,
-        use_qk_l2norm_in_kernel, scale, _seed(stochastic_rounding, rand_seed), output, A_log, dt_bias,
+        use_qk_l2norm_in_kernel, scale, _seed(stochastic_rounding, rand_seed, philox_rounds, memory), output, A_log,
+        dt_bias,
     )  # fmt: skip
     if restart_hist_on_flush:
         folded = hist_len >= flush_min
@@ -174,7 +177,7 @@ def gated_delta_rule_mtp_ucache(
     least = 2 * tokens.draft
     check(memory.rows >= least, f"rings of {memory.rows} rows; T={tokens.draft} needs at least {least}")
     base = torch.zeros_like(hist_len)
-    check_cursors(hist_len, base, tokens.batch, memory.rows, memory.rows, in_place=False)
+    check_cursors(hist_len, base, tokens, memory.rows, memory.rows, in_place=False)
     return _step(
         memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), 2 * memory.rows,
         use_qk_l2norm_in_kernel, scale, None, output, A_log, dt_bias,
@@ -225,12 +228,14 @@ def gdn_prefix_materialize(
             tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,),
             f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32",
         )
+        check_device(state.device, [(name, tensor)])
     wanted = (count >= 0) & (count <= WINDOW) & (src_slots >= 0) & (dst_slots >= 0)
     if active_request_indices is not None:
         check(
             active_request_indices.dtype == torch.int32 and tuple(active_request_indices.shape) == (batch,),
             f"active_request_indices must be ({batch},) int32",
         )
+        check_device(state.device, [("active_request_indices", active_request_indices), ("num_active", num_active)])
         wanted = wanted & _active(active_request_indices, num_active)
     source, target = (torch.where(wanted, x, -1) for x in (src_slots, dst_slots))
     origin, wanted_count = cache_base % memory.rows, torch.where(wanted, count, 0)
@@ -248,14 +253,14 @@ def _active(indices: Tensor, number: Tensor | None) -> Tensor:
     return ((indices[None, :] == place[:, None]) & listed[None, :]).any(1)
 
 
-def _seed(mode: str | None, seed: Tensor | None) -> Tensor | None:
+def _seed(mode: str | None, seed: Tensor | None, rounds: int, memory: UCache) -> Tensor | None:
     check(mode in (None, "none", "philox"), f"stochastic_rounding={mode!r} is not served; 'philox' is")
     if mode != "philox":
         return None
-    check(
-        seed is not None and seed.dtype == torch.int64 and seed.numel() == 1,
-        "stochastic_rounding='philox' needs rand_seed, one int64 on the device",
-    )
+    check(seed is not None, "stochastic_rounding='philox' needs rand_seed, one int64 on the device")
+    dtype = memory.state.dtype
+    check(dtype == torch.float16, f"stochastic_rounding='philox' is for an fp16 state; this one is {dtype}")
+    check_seed(seed, rounds, memory.state.device)
     return seed
 
 
@@ -263,16 +268,15 @@ def _step(
     memory: UCache, tokens: TokenInputs, cursors: RingCursors, limit: int, l2norm: bool, scale: float | None,
     seed: Tensor | None, output: Tensor | None, A_log: Tensor, dt_bias: Tensor,
 ) -> Tensor:  # fmt: skip
-    into = torch.empty_like(tokens.v, memory_format=torch.contiguous_format)
-    if output is not None:
-        check(output.shape == tokens.v.shape, f"output is {tuple(output.shape)}; expected {tuple(tokens.v.shape)}")
-        into = output if output.is_contiguous() else into
+    check_slots("initial_state_indices", cursors.slots, tokens.batch, memory.state)
+    check_output("output", output, tokens.v)
+    into = output
+    if into is None or not into.is_contiguous():
+        into = torch.empty_like(tokens.v, memory_format=torch.contiguous_format)
     ucache_step_op(
         memory.state, memory.k, memory.u, memory.g, into, cursors.slots, cursors.start, cursors.live, tokens.q, tokens.k,
         tokens.v, tokens.gate, tokens.beta, A_log, dt_bias, limit, l2norm,
         1.0 / math.sqrt(tokens.k.shape[-1]) if scale is None else scale,
-        seed if memory.state.dtype is torch.float16 else None,
+        seed,
     )  # fmt: skip
-    if output is not None and into is not output:
-        output.copy_(into)
-    return into if output is None else output
+    return into if output is None or into is output else output.copy_(into)

@@ -10,6 +10,7 @@ from replayssm.capture import capturing
 from replayssm.inputs import TokenInputs
 from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES
 from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.tensor_checks import check_device, check_floating, check_inner
 from replayssm_flashinfer.ucache import UCache
 
 STATES = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,12 +36,19 @@ def check_flags(
 
 
 def check_tokens(
-    A_log: Tensor, a: Tensor, dt_bias: Tensor, q: Tensor | None, k: Tensor | None, v: Tensor | None, b: Tensor | None
+    A_log: Tensor | None,
+    a: Tensor,
+    dt_bias: Tensor | None,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+    b: Tensor | None,
+    channels: tuple[int, ...] = (),
 ) -> TokenInputs:
-    """New tokens as they were given.
+    """New tokens as they were given; `channels` is what gates have beside heads, `(K,)` for KDA.
 
     Raises:
-        RefusedError: one is missing, or of another shape or dtype.
+        RefusedError: one is missing, or of another shape, dtype or device.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v), ("b", b)):
         check(tensor is not None, f"{name} is missing")
@@ -57,17 +65,18 @@ def check_tokens(
     check(1 <= draft <= 16, f"T={draft} new tokens must be in [1, 16]")
     check(groups > 0 and heads % groups == 0, f"HV={heads} must be a multiple of H={groups}")
     check(tuple(v.shape[:2]) == (batch, draft), f"v is {tuple(v.shape)}; k has {batch} rows of {draft} tokens")
-    for name, tensor, shape in (
-        ("a", a, (batch, draft, heads)),
-        ("b", b, (batch, draft, heads)),
-        ("A_log", A_log, (heads,)),
-        ("dt_bias", dt_bias, (heads,)),
-    ):
-        check(tuple(tensor.shape) == shape, f"{name} is {tuple(tensor.shape)}; expected {shape}")
+    weights = (("A_log", A_log, (heads,)), ("dt_bias", dt_bias, (heads, *channels)))
+    gates = (("a", a, (batch, draft, heads, *channels)), ("b", b, (batch, draft, heads)))
+    for name, tensor, shape in (*gates, *weights):
+        if tensor is not None:
+            check(tuple(tensor.shape) == shape, f"{name} is {tuple(tensor.shape)}; expected {shape}")
+            check_floating([(name, tensor)])
+            check_device(v.device, [(name, tensor)])
     check(
         v.dtype in ACTIVATIONS and all(x.dtype == v.dtype for x in (q, k)),
         f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one dtype of bf16, fp16 and fp32",
     )
+    check_device(v.device, [("q", q), ("k", k)])
     return TokenInputs(q=q, k=k, v=v, gate=a, beta=b)
 
 
@@ -77,7 +86,7 @@ def check_ucache(
     """State and rings as they were given.
 
     Raises:
-        RefusedError: one is missing, or of another shape, dtype or stride.
+        RefusedError: one is missing, or of another shape, dtype, stride or device.
     """
     for name, tensor in (("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)):
         check(tensor is not None, f"{name} is missing")
@@ -100,26 +109,42 @@ def check_ucache(
         check(tuple(ring.shape) == shape, f"{name} is {tuple(ring.shape)}; expected {shape}")
         allowed = (torch.float32,) if name == "g_cache" else ACTIVATIONS
         check(ring.dtype in allowed, f"{name} is {ring.dtype}; expected {', '.join(map(str, allowed))}")
-    for name, tensor in (("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)):
-        dense = not slots or tensor[0].is_contiguous()
-        check(dense, f"{name}: dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+        check_device(state.device, [(name, ring)])
+    check_inner([("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)])
     if tokens is not None:
         ours, theirs = (heads, value_dim, groups, key_dim), (*tokens.v.shape[2:], *tokens.k.shape[2:])
         check(ours == theirs, f"the state and rings are of (HV, V, H, K) = {ours}; the tokens are of {theirs}")
+        check_device(state.device, [("v", tokens.v)])
     return UCache(state, k, u, g)
 
 
-def check_cursors(hist_len: Tensor, base: Tensor, batch: int, window: int, rows: int, *, in_place: bool) -> None:
+def check_output(name: str, output: Tensor | None, v: Tensor) -> None:
+    """A caller's own output.
+
+    Raises:
+        RefusedError: another shape, dtype or device than of v.
+    """
+    if output is not None:
+        alike = output.shape == v.shape and output.dtype == v.dtype
+        check(alike, f"{name} is {tuple(output.shape)} {output.dtype}; expected {tuple(v.shape)} {v.dtype}, as v")
+        check_device(v.device, [(name, output)])
+
+
+def check_cursors(
+    hist_len: Tensor, base: Tensor, tokens: TokenInputs, window: int, rows: int, *, in_place: bool
+) -> None:
     """Cursors by row of the batch; their values where they are to be moved in place, which waits for the device.
 
     Raises:
-        RefusedError: another shape or dtype; moved in place also a value out of range, or a copy that would be lost.
+        RefusedError: another shape, dtype or device; moved in place also a value out of range, or a copy that would be lost.
     """
+    batch = tokens.batch
     for name, tensor, high in (("hist_len", hist_len, window), ("cache_base", base, rows - 1)):
         check(
             tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,),
             f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32",
         )
+        check_device(tokens.v.device, [(name, tensor)])
         if in_place:
             check(
                 tensor.is_contiguous(), f"{name} must be contiguous to be moved in place (restart_hist_on_flush=True)"

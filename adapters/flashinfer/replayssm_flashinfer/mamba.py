@@ -12,6 +12,7 @@ from replayssm_flashinfer.mamba_checks import (
     check_rows,
     check_scratch,
     check_seed,
+    check_split,
     check_tokens,
     check_window,
 )
@@ -134,7 +135,8 @@ def checkpointing_ssu(
     window = check_window(x_cache.shape[2], draft, long_window=long_window)
     tokens = {"x": x, "out": out, "z": z, "dt": dt, "B": B, "C": C, "A": A, "D": D, "dt_bias": dt_bias}
     check_tokens(state, x_cache, B_cache.shape[1], tokens, *x.shape[:2])
-    check_seed(rand_seed, philox_rounds)
+    check_seed(rand_seed, philox_rounds, state.device)
+    check_split(state.dtype, d_split)
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
     check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window))
     copy = (read_copy, read_copy_block_scale, read_copy_scale)

@@ -8,6 +8,13 @@ import torch
 from torch import Tensor
 
 from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.tensor_checks import (
+    check_cursors_of_slots,
+    check_device,
+    check_floating,
+    check_inner,
+    check_slots,
+)
 
 LONGEST = 16
 STATES = {
@@ -70,11 +77,10 @@ def check_memory(
         ("x_cache", x_cache, (slots, heads, rows, dim), activation),
         ("B_cache", B_cache, (slots, groups, rows, dstate), activation),
         ("dt_cache", dt_cache, (slots, heads, rows), torch.float32),
-        ("ring_start", ring_start, (slots,), torch.int32),
-        ("prev_num_accepted_tokens", prev_num_accepted_tokens, (slots,), torch.int32),
     ):
         _check_tensor(name, tensor, shape, dtype, state.device)
-    _check_inner("state", state)
+    check_cursors_of_slots(ring_start, prev_num_accepted_tokens, state)
+    check_inner([("state", state), ("state_scale", state_scale)])
     if state.dtype in QUANTISED:
         check(
             state_scale is not None,
@@ -83,7 +89,6 @@ def check_memory(
         )
         assert state_scale is not None
         _check_tensor("state_scale", state_scale, (slots, heads, dim), torch.float32, state.device)
-        _check_inner("state_scale", state_scale)
     else:
         check(state_scale is None, f"state_scale must be None for state.dtype={state.dtype}, which needs no scales")
 
@@ -105,8 +110,9 @@ def check_tokens(
     shapes |= {"A": (heads, dim, dstate), "D": (heads, dim), "dt_bias": (heads, dim)}
     for name, tensor in tensors.items():
         if tensor is not None:
-            dtype = x_cache.dtype if name in ("x", "B", "C") else None
+            dtype = x_cache.dtype if name in ("x", "out", "z", "B", "C") else None
             _check_tensor(name, tensor, shapes[name], dtype, state.device)
+    check_floating((name, tensors[name]) for name in ("dt", "A", "D", "dt_bias"))
     for name, axes in (("dt", (3,)), ("A", (1, 2)), ("dt_bias", (1,))):
         tensor = tensors[name]
         tied = tensor is None or all(tensor.stride(axis) == 0 or tensor.shape[axis] == 1 for axis in axes)
@@ -142,28 +148,35 @@ def check_rows(
         check(
             max_seqlen is not None, "cu_seqlens requires max_seqlen: L = max_window + max_seqlen is ambiguous without"
         )
+        check_device(state.device, [("cu_seqlens", cu_seqlens)])
         batch, draft = len(cu_seqlens) - 1, max_seqlen or 0
-    if state_batch_indices is None:
-        check(batch <= len(state), f"{batch} rows without state_batch_indices, and state has {len(state)} slots")
-    else:
-        check(
-            state_batch_indices.shape == (batch,) and state_batch_indices.dtype in (torch.int32, torch.int64),
-            f"state_batch_indices must be ({batch},) int32 or int64, got {tuple(state_batch_indices.shape)} "
-            f"{state_batch_indices.dtype}",
-        )
+    check_slots("state_batch_indices", state_batch_indices, batch, state)
     return batch, draft
 
 
-def check_seed(rand_seed: Tensor | None, philox_rounds: int) -> None:
+def check_seed(rand_seed: Tensor | None, philox_rounds: int, device: torch.device) -> None:
     """The seed of stochastic rounding.
 
     Raises:
-        RefusedError: not one int64 number, or no rounds.
+        RefusedError: not one int64 number on the device, or no rounds.
     """
     if rand_seed is not None:
+        check_device(device, [("rand_seed", rand_seed)])
         check(rand_seed.numel() == 1, f"rand_seed must be single-element, got {rand_seed.numel()}")
         check(rand_seed.dtype == torch.int64, f"rand_seed must be int64, got {rand_seed.dtype}")
         check(philox_rounds > 0, f"philox_rounds must be > 0 with rand_seed, got {philox_rounds}")
+
+
+def check_split(state_dtype: torch.dtype, d_split: int | None) -> None:
+    """FlashInfer's split of a head, which its 8-bit kernels do not have.
+
+    Raises:
+        RefusedError: a split of an 8-bit state.
+    """
+    check(
+        d_split in (None, 1) or state_dtype not in QUANTISED,
+        f"d_split={d_split} with state.dtype={state_dtype}: an 8-bit state requires d_split=1, or None",
+    )
 
 
 def check_scratch(scratch: Mapping[str, Tensor | None], algorithm: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -195,12 +208,7 @@ def _check_tensor(
 ) -> None:
     wrong = tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype)
     check(not wrong, f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {shape} {dtype or ''}".rstrip())
-    check(tensor.device == device, f"{name} is on {tensor.device}; state is on {device}")
-
-
-def _check_inner(name: str, tensor: Tensor) -> None:
-    dense = not len(tensor) or tensor[0].is_contiguous()
-    check(dense, f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+    check_device(device, [(name, tensor)])
 
 
 def _names(dtypes: object) -> str:

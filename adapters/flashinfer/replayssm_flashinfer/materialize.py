@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES, STATES
+from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES, STATES, check_seed
+from replayssm_flashinfer.materialize_launch import ROWS
 from replayssm_flashinfer.ops import materialize_op
 from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.tensor_checks import check_device
 
 
 def replayssm_materialize(
@@ -49,14 +51,16 @@ def replayssm_materialize(
         state_ptrs, x_cache_ptrs, B_cache_ptrs, dt_cache_ptrs, A_ptrs, state_scale_ptrs: `[L]` int64 device addresses, a
             layer each, of the tensors that `checkpointing_ssu` takes (A: `[H]`); scales 0 where the state has none.
         *_slot_strides: `[L]` int64, from one slot to the next, in numbers.
-        src_slots, dst_slots: `[L, B]` int32; a pair with `pad_slot_id` or a slot below 0 is left out.
+        src_slots, dst_slots: `[L, B]` int32; a pair with `pad_slot_id` or a slot below 0 is left out. In a layer no two
+            requests have one target, and no target is another's source: folds run side by side.
         ring_start: `[B]` int32. replay_prefix_len: `[B]` int32, records to fold; 0 copies the state's bits. A request with
             a start outside of the ring, or a length below 0, above `max_window` or above the ring's rows, is left out.
         active_request_indices: `[B]` int32, the requests that are meant, each once, up to the first below 0.
         state_dtype: fp32, bf16, fp16, int8 or fp8 e4m3. input_dtype: of x and B. matrixA_dtype: of A.
         dim, dstate, num_heads, heads_per_group: P, N, H, H / G. max_window: 1 to 16. ring_buffer_len: L of the rings.
         rand_seed, philox_rounds: stochastic rounding of fp16, int8 and fp8 states, where the rounds are above 0.
-        dependency_inputs, dependency_outputs: tensors behind the tables, for whoever orders calls by their tensors.
+        dependency_inputs, dependency_outputs: tensors behind the tables. `torch.compile` knows the call by them alone:
+            without the states, and their scales, among the outputs it may move the call, or leave it out.
 
     Raises:
         RefusedError: an argument out of contract; nothing was written.
@@ -70,7 +74,10 @@ def replayssm_materialize(
     _check_numbers(dim, dstate, num_heads, heads_per_group, max_window, ring_buffer_len)
     check(state_dtype in STATES, f"state_dtype={state_dtype} is not served")
     check(input_dtype in ACTIVATIONS, f"input_dtype={input_dtype} is not served")
+    check(matrixA_dtype in ACTIVATIONS, f"matrixA_dtype={matrixA_dtype} is not served")
     check(philox_rounds <= 0 or rand_seed is not None, f"philox_rounds={philox_rounds} needs rand_seed")
+    if philox_rounds > 0:
+        check_seed(rand_seed, philox_rounds, src_slots.device)
     for name, given in (("dependency_inputs", dependency_inputs), ("dependency_outputs", dependency_outputs)):
         check(all(isinstance(x, Tensor) for x in given or ()), f"{name} must be tensors")
     if not src_slots.shape[1]:
@@ -87,6 +94,7 @@ def _check_tables(
 ) -> None:
     check(src_slots.dim() == 2 and len(src_slots) > 0, f"src_slots is {tuple(src_slots.shape)}; expected [L, B], L > 0")
     layers, batch = src_slots.shape
+    check(batch <= ROWS, f"{batch} requests in one call; expected at most {ROWS}: make several calls")
     check(
         all(x.dtype == torch.int64 and tuple(x.shape) == (layers,) and x.device == src_slots.device for x in tables),
         f"all pointer and stride tables must be 1D int64 tensors of {layers} layers on {src_slots.device}",
@@ -99,6 +107,8 @@ def _check_tables(
         all(x.dtype == torch.int32 for x in (src_slots, dst_slots, *metadata)),
         "src_slots, dst_slots, ring_start, replay_prefix_len and active_request_indices must be int32",
     )
+    names = ("dst_slots", "ring_start", "replay_prefix_len", "active_request_indices")
+    check_device(src_slots.device, zip(names, (dst_slots, *metadata), strict=True))
 
 
 def _check_numbers(dim: int, dstate: int, heads: int, heads_per_group: int, window: int, rows: int) -> None:

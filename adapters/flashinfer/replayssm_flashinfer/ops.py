@@ -13,6 +13,7 @@ from replayssm_flashinfer.delta_step import DeltaMemory, step_delta
 from replayssm_flashinfer.mamba_step import gate_inputs, step_mamba
 from replayssm_flashinfer.materialize_launch import launch_materialize
 from replayssm_flashinfer.plan import RingCursors, plan_step
+from replayssm_flashinfer.tensor_checks import check_runs
 from replayssm_flashinfer.ucache import UCache, fold_ucache, step_ucache
 
 
@@ -51,6 +52,7 @@ def checkpointing_ssu_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """`replayssm_flashinfer.checkpointing_ssu` after its checks; `draft` is T."""
+    check_runs(state.device)
     gate, raw = gate_inputs(dt, dt_bias, softplus=dt_softplus)
     step_mamba(
         state,
@@ -83,6 +85,7 @@ def materialize_op(
     numbers: list[int],
 ) -> None:
     """`replayssm_flashinfer.replayssm_materialize` after its checks; see `launch_materialize`."""
+    check_runs(src_slots.device)
     launch_materialize(
         tables, src_slots, dst_slots, metadata, rand_seed, (state_dtype, input_dtype, rate_dtype), numbers
     )
@@ -111,6 +114,7 @@ def ucache_step_op(
     rand_seed: Tensor | None,
 ) -> None:
     """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`."""
+    check_runs(state.device)
     memory, draft = UCache(state, k_cache, u_cache, g_cache), k.shape[1]
     plan = plan_step(
         RingCursors(slots, base, length, by_row=True),
@@ -138,6 +142,7 @@ def ucache_fold_op(
     count: Tensor,
 ) -> None:
     """Prefixes of FlashInfer's GDN rings folded into other slots; −1 is padding."""
+    check_runs(state.device)
     fold_ucache(UCache(state, k_cache, u_cache, g_cache), source, target, base, count)
 
 
@@ -178,6 +183,7 @@ def delta_replay_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """`replayssm_flashinfer.delta` after its checks."""
+    check_runs(state.device)
     raw = None if A_log is None else RawGate(A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound)
     step_delta(
         DeltaMemory(

@@ -1,0 +1,80 @@
+"""Batches at the edges of the contract: empty ones, packed rows, tables with gaps; exit 1 at a difference.
+
+Usage: TRITON_INTERPRET=1 python interpreted_edges.py CASE,… [SEED]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from interpreted_mamba import EXACT, call_materialise
+from oracle import MambaCall, decoded, relative
+
+from replayssm_flashinfer import (
+    allocate_delta_rings,
+    checkpointing_ssu,
+    gated_delta_rule_replay,
+    materialize_launch,
+)
+from replayssm_flashinfer.gdn import gated_delta_rule_mtp_ucache_flush, gdn_prefix_materialize
+
+
+def empty():
+    """No rows: nothing is launched, and outputs are empty."""
+    call = MambaCall(torch.float32, 2, 4, [])
+    assert checkpointing_ssu(**call.arguments(torch.zeros(0, dtype=torch.int64))).shape == (0, 2, 2, 20)
+    packed = MambaCall(torch.int8, 2, 4, [0, 0])
+    out = checkpointing_ssu(**packed.arguments(torch.tensor([0, 3]), packed=True))
+    assert out.shape == (1, 0, 2, 20)
+    none = torch.zeros(0, dtype=torch.int32)
+    call_materialise([call], none[None], none[None], none, none, active=())
+    state, q, v, gate = (
+        torch.randn(3, 2, 8, 16),
+        torch.zeros(0, 1, 1, 16),
+        torch.zeros(0, 1, 2, 8),
+        torch.zeros(0, 1, 2),
+    )
+    kept, weights = state.clone(), {"A_log": torch.rand(2), "dt_bias": torch.rand(2)}
+    rings = allocate_delta_rings(state, 1, 5, torch.float32)
+    for given in (weights, {}):
+        gated_delta_rule_replay(state, **rings, q=q, k=q, v=v, a=gate, b=gate, out=v.clone(), **given)
+    pools = {
+        "k_cache": torch.zeros(3, 1, 32, 16), "u_cache": torch.zeros(3, 2, 32, 8), "g_cache": torch.zeros(3, 2, 32),
+    }  # fmt: skip
+    out = gated_delta_rule_mtp_ucache_flush(
+        **weights, a=gate, q=q, k=q, v=v, b=gate, initial_state_source=state, **pools, hist_len=none, cache_base=none
+    )
+    assert out.shape == v.shape
+    gdn_prefix_materialize(state, none, none, *pools.values(), none, none)
+    assert torch.equal(state, kept)
+
+
+def tables():
+    """Columns of a larger table, and more folds than one launch may have."""
+    materialize_launch.ROWS = 5
+    layers = [MambaCall(torch.float32, 3, 6, [3]) for _ in range(3)]
+    for layer in layers:
+        layer.start, layer.live = layers[0].start, layers[0].live
+        layer.x, layer.B, layer.dt = (torch.rand_like(ring) for ring in (layer.x, layer.B, layer.dt))
+    source = torch.zeros(3, 2, dtype=torch.int32)
+    target, start = torch.tensor([[4, 5], [5, 4], [3, 6]], dtype=torch.int32), torch.tensor([7, 2], dtype=torch.int32)
+    count = torch.tensor([5, 2], dtype=torch.int32)
+    before = [layer.snapshot() for layer in layers]
+    call_materialise(layers, source, target, start, count, active=(1, 0), strided=True)
+    for layer, old, into in zip(layers, before, target.tolist(), strict=True):
+        for request in range(2):
+            state = decoded(old["state"], None)[0]
+            for j in range(int(count[request])):
+                row = (int(start[request]) + j) % layer.rows
+                state = layer.step(state, old["x"][0, :, row], old["B"][0, :, row], old["dt"][0, :, row])
+            error = relative(layer.state[into[request]], state)
+            assert error < EXACT, f"request {request} is off by {error:.1e}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
+    cases = {"empty": empty, "tables": tables}
+    for name in sys.argv[1].split(","):
+        cases[name]()
