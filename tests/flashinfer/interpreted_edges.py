@@ -9,7 +9,7 @@ import sys
 
 import torch
 from interpreted_mamba import EXACT, call_materialise
-from oracle import MambaCall, decoded, relative
+from oracle import MambaCall, bits, decoded, relative
 
 from replayssm_flashinfer import (
     allocate_delta_rings,
@@ -50,6 +50,33 @@ def empty():
     assert torch.equal(state, kept)
 
 
+def packed():
+    """Rows without tokens take no slot, longer rows are cut to T, and places outside of the batch are no tokens."""
+    call, slots = MambaCall(torch.float32, 3, 6, [0, 3, 2]), torch.tensor([2, 2, 5])
+    before = call.snapshot()
+    out = checkpointing_ssu(**call.arguments(slots, packed=True))[0]
+    for row, first in ((1, 0), (2, 3)):
+        truth = call.outputs(call.replayed(before, int(slots[row])), row)
+        error = relative(out[first : first + call.lengths[row]], truth)
+        assert error < EXACT, f"row {row} is off by {error:.1e}"
+    call, slots = MambaCall(torch.float32, 2, 4, [2, 2]), torch.tensor([1, 4])
+    call.live[1] = call.live[4] = 1
+    call.x, call.B, call.dt = (torch.rand_like(ring) for ring in (call.x, call.B, call.dt))
+    before, arguments = call.snapshot(), call.arguments(slots, packed=True)
+    arguments["cu_seqlens"] = torch.tensor([0, 3, 6], dtype=torch.int32)
+    tokens = {name: x[:1] for name, x in call.tokens.items()}
+    out = checkpointing_ssu(**arguments)[0]
+    assert relative(out[:2], call.outputs(call.replayed(before, 1), 0)) < EXACT
+    assert (out[2] == 7.0).all(), "the output of a token that no row has was written"
+    call.tokens = {
+        name: torch.cat([x, call.tokens[name][1:, 1:].expand(1, 2, *x.shape[2:])]) for name, x in tokens.items()
+    }
+    call.lengths = [2, 1]
+    assert relative(out[3:], call.outputs(call.replayed(before, 4), 1)) < EXACT
+    row = (int(call.start[4]) + 2) % call.rows
+    assert torch.equal(bits(call.x[4, :, row]), bits(before["x"][4, :, row])), "a token that is not there was appended"
+
+
 def tables():
     """Columns of a larger table, and more folds than one launch may have."""
     materialize_launch.ROWS = 5
@@ -75,6 +102,6 @@ def tables():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"empty": empty, "tables": tables}
+    cases = {"empty": empty, "packed": packed, "tables": tables}
     for name in sys.argv[1].split(","):
         cases[name]()

@@ -24,7 +24,7 @@ def test_gdn_and_kda_functions_agree_with_the_recurrence(cases, seed):
 
 
 def test_edges_of_the_contract(seed):
-    interpret(HERE / "interpreted_edges.py", "empty,tables", str(seed))
+    interpret(HERE / "interpreted_edges.py", "empty,packed,tables", str(seed))
 
 
 def test_custom_operators_and_the_backend(seed):

@@ -113,10 +113,11 @@ def checkpointing_ssu(
         B, C: `[B, T, G, N]`.
         dt_softplus: Δ = softplus(dt + dt_bias).
         state_batch_indices: `[B]` slots; rows of `pad_slot_id`, of a slot out of range, and the later of two rows with
-            one slot are padding: they change nothing, and their outputs are zeros.
+            tokens of one slot are padding: they change nothing, and their outputs are zeros.
         state_scale: `[S, H, P]` fp32, for int8 and fp8.
         rand_seed: one int64 on the device; rounds fp16, int8 and fp8 states stochastically, by Philox with 10 rounds.
-        cu_seqlens: `[B + 1]` int32, where rows start in a packed batch. max_seqlen: its T.
+        cu_seqlens: `[B + 1]` int32, where rows start in a packed batch. max_seqlen: its T; of a longer row the first T
+            tokens are served, and the outputs of the others are left as they are.
         long_window: allow W = L − T above 16.
         read_copy, read_copy_block_scale, read_copy_scale: a low-precision copy of the state that steps without a fold read
             in its place, and folds rewrite; fp8 `[S, H, P, N]` with scales `[S, H, P]`, or NVFP4 `[S, H, P, N / 2]` uint8

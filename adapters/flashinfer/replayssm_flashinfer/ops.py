@@ -59,7 +59,9 @@ def checkpointing_ssu_op(
         x_cache,
         B_cache,
         dt_cache,
-        RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, False, cu_seqlens, pad_slot_id),
+        RingCursors(
+            state_batch_indices, ring_start, prev_num_accepted_tokens, False, cu_seqlens, pad_slot_id, x.shape[1]
+        ),
         TokenInputs(q=C, k=B, v=x, gate=gate, raw=raw, D=D, z=z),
         A[:, 0, 0],
         out,
