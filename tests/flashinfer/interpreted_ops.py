@@ -5,7 +5,10 @@ Usage: TRITON_INTERPRET=1 python interpreted_ops.py CASE,… [SEED]
 
 from __future__ import annotations
 
+import inspect
 import sys
+from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 
@@ -95,6 +98,26 @@ def behind_the_core():
     assert torch.equal(*states), f"states differ by {(states[0] - states[1]).abs().max()}"
 
 
+def warm():
+    """What is compiled before serving is what serving calls: the same dtypes, and every keyword."""
+    seen = []
+
+    def theirs(*tensors, **options):
+        named = dict(zip(inspect.signature(replayssm_flashinfer.checkpointing_ssu).parameters, tensors, strict=False))
+        seen.append({name: getattr(value, "dtype", value) for name, value in (named | options).items()})
+        return replayssm_flashinfer.checkpointing_ssu(*tensors, **options)
+
+    stand_in(wraps(replayssm_flashinfer.checkpointing_ssu)(theirs))
+    recurrence = Recurrence.mamba2(heads=2, head_dim=32, state_size=64, groups=1)
+    layout = StateLayout(recurrence, 5, 6, 3, PrecisionPolicy("fp32"), torch.bfloat16)
+    backend.warm_up(layout, "cpu", weights=torch.float32)
+    state = ReplayState(layout, A=-torch.rand(2), backend="flashinfer")
+    inputs = new_tokens(2)
+    state.verify(replace(inputs, D=inputs.D.float()), torch.arange(2))
+    assert seen[0] == seen[1], f"compiled {seen[0]}, called {seen[1]}"
+    assert seen[0]["dt_bias"] == torch.float32
+
+
 def bench():
     """Contestants of the benchmark: right ones get errors and a time, wrong ones and broken ones a reason."""
     from small import GEOMETRIES, machine
@@ -121,12 +144,19 @@ def bench():
             replayssm_flashinfer.checkpointing_ssu(**arguments)
             arguments["out"].mul_(1.1)
 
-        result = run(Contestant("wrong", wrong, {}), scenario, checked, machine())
-        assert result.us is None
-        assert "wrong results" in result.note
+        def lazy(**arguments):
+            state = arguments["state"].clone()
+            replayssm_flashinfer.checkpointing_ssu(**arguments)
+            arguments["state"].copy_(state)
+
+        for name, function in (("wrong outputs", wrong), ("no fold", lazy)):
+            result = run(Contestant(name, function, {}), scenario, checked, machine())
+            assert result.us is None, name
+            assert "wrong results" in result.note
         assert run(Contestant("broken", lambda **_: 1 / 0, {}), scenario, checked, machine()).note.startswith(
             "ZeroDivision"
         )
+    stand_in(replayssm_flashinfer.checkpointing_ssu)
     with pytest.raises(UnsupportedError, match="is ours in this process"):
         next(theirs(scenario))
 
@@ -143,17 +173,16 @@ def new_tokens(rows):
     )
 
 
-def stand_in():
-    """Ours in FlashInfer's place, the machine's part of the gate left open."""
+def stand_in(theirs=None):
+    """A function in FlashInfer's place, one that calls ours where None; the machine's part of the gate left open."""
+    theirs = theirs or wraps(replayssm_flashinfer.checkpointing_ssu)(partial(replayssm_flashinfer.checkpointing_ssu))
     module = ModuleType("flashinfer.mamba.checkpointing_ssu")
-    module.checkpointing_ssu = replayssm_flashinfer.checkpointing_ssu
+    module.checkpointing_ssu = theirs
     for name in ("flashinfer", "flashinfer.mamba"):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = []
     sys.modules[module.__name__] = module
     backend.machine_supports = lambda device=None: (True, "")
-    from dataclasses import replace
-
     from replayssm.capability import CAPABILITIES
 
     CAPABILITIES["flashinfer"] = replace(CAPABILITIES["flashinfer"], devices=("cpu",))
@@ -163,6 +192,12 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[1] / "bench"))
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"opchecks": opchecks, "compiled": compiled, "behind_the_core": behind_the_core, "bench": bench}
+    cases = {
+        "opchecks": opchecks,
+        "compiled": compiled,
+        "behind_the_core": behind_the_core,
+        "bench": bench,
+        "warm": warm,
+    }
     for name in sys.argv[1].split(","):
         cases[name]()
