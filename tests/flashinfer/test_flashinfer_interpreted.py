@@ -28,4 +28,8 @@ def test_edges_of_the_contract(seed):
 
 
 def test_custom_operators_and_the_backend(seed):
-    interpret(HERE / "interpreted_ops.py", "opchecks,compiled,bench,behind_the_core,warm", str(seed))
+    interpret(
+        HERE / "interpreted_ops.py",
+        "opchecks,compiled,compiled_tables,many_batches,bench,behind_the_core,warm",
+        str(seed),
+    )

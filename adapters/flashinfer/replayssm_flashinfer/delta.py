@@ -15,7 +15,7 @@ from replayssm_flashinfer.delta_checks import check_rings, check_state, check_st
 from replayssm_flashinfer.delta_step import RINGS, DeltaMemory, delta_layout
 from replayssm_flashinfer.mamba_checks import check_seed
 from replayssm_flashinfer.ops import delta_replay_op
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
 
 
 def allocate_delta_rings(
@@ -31,8 +31,10 @@ def allocate_delta_rings(
     Raises:
         RefusedError: L below 2, or no such state. InputError: dimensions that no layer has.
     """
-    check(state.dim() == 4, f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
-    check(ring_buffer_len >= 2, f"ring_buffer_len={ring_buffer_len} must be at least 2: a record and a new token")
+    if state.dim() != 4:
+        refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
+    if ring_buffer_len < 2:
+        refuse(f"ring_buffer_len={ring_buffer_len} must be at least 2: a record and a new token")
     kind = LayerKind.KDA if channel_decay else LayerKind.GDN
     layout = delta_layout(kind, tuple(state.shape), key_heads, ring_buffer_len, 1, ("fp32", False, None), dtype)
     specs = {spec.name: spec for spec in layout.buffers}
@@ -102,10 +104,8 @@ def gated_delta_rule_replay(
     memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
     check_rings(memory, (ring_start, prev_num_accepted_tokens), v.dtype)
     check_step(memory, (q, k, v, a, b), out, A_log, dt_bias, state_batch_indices)
-    check(
-        lower_bound is None or (lower_bound < 0 and A_log is not None),
-        f"lower_bound={lower_bound} must be below 0, with A_log",
-    )
+    if lower_bound is not None and (lower_bound >= 0 or A_log is None):
+        refuse(f"lower_bound={lower_bound} must be below 0, with A_log")
     check_seed(rand_seed, philox_rounds, state.device)
     if any(x is not None for x in copy):
         check_copy(memory.layout(k.shape[1], stochastic=False), copy, state.device)

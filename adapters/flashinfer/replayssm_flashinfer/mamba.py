@@ -18,7 +18,7 @@ from replayssm_flashinfer.mamba_checks import (
 )
 from replayssm_flashinfer.mamba_step import mamba_layout
 from replayssm_flashinfer.ops import checkpointing_ssu_op
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
 
 
 def allocate_checkpointing_ssu_scratch(
@@ -37,10 +37,13 @@ def allocate_checkpointing_ssu_scratch(
     Raises:
         RefusedError: a number out of range.
     """
-    check(batch_size > 0, f"batch_size={batch_size} must be at least 1")
-    check(num_heads > 0, f"num_heads={num_heads} must be at least 1")
+    if batch_size <= 0:
+        refuse(f"batch_size={batch_size} must be at least 1")
+    if num_heads <= 0:
+        refuse(f"num_heads={num_heads} must be at least 1")
     for name, given in (("num_predicted_tokens", num_predicted_tokens), ("max_window", max_window)):
-        check(0 < given <= 16, f"{name}={given} must be in [1, 16]")
+        if not 0 < given <= 16:
+            refuse(f"{name}={given} must be in [1, 16]")
     cb_scaled, cum_adt, cb_old = scratch_shapes(batch_size, num_heads, num_predicted_tokens, max_window).values()
     return (
         torch.empty(cb_scaled, dtype=dtype, device=device),
@@ -152,7 +155,8 @@ def checkpointing_ssu(
 
 
 def _check_copy(state: Tensor, x_cache: Tensor, B_cache: Tensor, draft: int, copy: Copy) -> None:
-    check(state.dtype != torch.int8, "an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")
+    if state.dtype == torch.int8:
+        refuse("an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")
     precision = (STATES[state.dtype], False, copy_format(copy))
     layout = mamba_layout(tuple(state.shape), B_cache.shape[1], x_cache.shape[2], draft, precision, x_cache.dtype)
     check_copy(layout, copy, state.device)

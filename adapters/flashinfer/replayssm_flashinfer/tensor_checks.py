@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from replayssm.capability import CAPABILITIES
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
 
 Named = Iterable[tuple[str, Tensor | None]]
 """Arguments by name; those that are None are left out."""
@@ -21,12 +21,11 @@ def check_slots(name: str, indices: Tensor | None, batch: int, state: Tensor) ->
         RefusedError: another shape, dtype or device than `[B]` whole numbers beside the state, or more rows than slots.
     """
     if indices is None:
-        check(batch <= len(state), f"{batch} rows without {name}, and the state has {len(state)} slots")
+        if batch > len(state):
+            refuse(f"{batch} rows without {name}, and the state has {len(state)} slots")
         return
-    check(
-        indices.shape == (batch,) and indices.dtype in (torch.int32, torch.int64),
-        f"{name} must be ({batch},) int32 or int64, got {tuple(indices.shape)} {indices.dtype}",
-    )
+    if not (indices.shape == (batch,) and indices.dtype in (torch.int32, torch.int64)):
+        refuse(f"{name} must be ({batch},) int32 or int64, got {tuple(indices.shape)} {indices.dtype}")
     check_device(state.device, [(name, indices)])
 
 
@@ -38,15 +37,11 @@ def check_cursors_of_slots(ring_start: Tensor, prev_num_accepted_tokens: Tensor,
     """
     slots = len(state)
     for name, cursor in (("ring_start", ring_start), ("prev_num_accepted_tokens", prev_num_accepted_tokens)):
-        check(
-            tuple(cursor.shape) == (slots,) and cursor.dtype == torch.int32,
-            f"{name} is {tuple(cursor.shape)} {cursor.dtype}; expected {(slots,)} torch.int32",
-        )
+        if not (tuple(cursor.shape) == (slots,) and cursor.dtype == torch.int32):
+            refuse(f"{name} is {tuple(cursor.shape)} {cursor.dtype}; expected {(slots,)} torch.int32")
         check_device(state.device, [(name, cursor)])
-        own = slots < 2 or cursor.stride(0) > 0
-        check(
-            own, f"{name} has stride {cursor.stride(0)}: each slot needs a number of its own, at a stride of 1 or more"
-        )
+        if slots > 1 and cursor.stride(0) < 1:
+            refuse(f"{name} has stride 0: each slot needs a number of its own, at a stride of 1 or more")
 
 
 def check_inner(tensors: Named) -> None:
@@ -56,9 +51,8 @@ def check_inner(tensors: Named) -> None:
         RefusedError: gaps inside a slot, or another order.
     """
     for name, tensor in tensors:
-        if tensor is not None and len(tensor):
-            dense = tensor[0].is_contiguous()
-            check(dense, f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+        if tensor is not None and len(tensor) and not tensor[0].is_contiguous():
+            refuse(f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
 
 
 def check_floating(tensors: Named) -> None:
@@ -68,8 +62,8 @@ def check_floating(tensors: Named) -> None:
         RefusedError: a tensor of whole numbers.
     """
     for name, tensor in tensors:
-        if tensor is not None:
-            check(tensor.is_floating_point(), f"{name} is {tensor.dtype}; expected float32, bfloat16 or float16")
+        if tensor is not None and not tensor.is_floating_point():
+            refuse(f"{name} is {tensor.dtype}; expected float32, bfloat16 or float16")
 
 
 def check_device(device: torch.device, tensors: Named) -> None:
@@ -79,8 +73,8 @@ def check_device(device: torch.device, tensors: Named) -> None:
         RefusedError: a tensor is somewhere else.
     """
     for name, tensor in tensors:
-        if tensor is not None:
-            check(tensor.device == device, f"{name} is on {tensor.device}; the state is on {device}: move it there")
+        if tensor is not None and tensor.device != device:
+            refuse(f"{name} is on {tensor.device}; the state is on {device}: move it there")
 
 
 def check_runs(device: torch.device) -> None:
@@ -89,7 +83,7 @@ def check_runs(device: torch.device) -> None:
     Raises:
         RefusedError: they do not.
     """
-    check(
-        device.type in CAPABILITIES["triton"].devices,
-        f"tensors are on {device}; expected a CUDA device (on a CPU, kernels run under TRITON_INTERPRET=1 alone)",
-    )
+    if device.type not in CAPABILITIES["triton"].devices:
+        refuse(
+            f"tensors are on {device}; expected a CUDA device (on a CPU, kernels run under TRITON_INTERPRET=1 alone)"
+        )
