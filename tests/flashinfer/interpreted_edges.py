@@ -79,7 +79,6 @@ def packed():
 
 def tables():
     """Columns of a larger table, and more folds than one launch may have."""
-    materialize_launch.ROWS = 5
     layers = [MambaCall(torch.float32, 3, 6, [3]) for _ in range(3)]
     for layer in layers:
         layer.start, layer.live = layers[0].start, layers[0].live
@@ -88,7 +87,11 @@ def tables():
     target, start = torch.tensor([[4, 5], [5, 4], [3, 6]], dtype=torch.int32), torch.tensor([7, 2], dtype=torch.int32)
     count = torch.tensor([5, 2], dtype=torch.int32)
     before = [layer.snapshot() for layer in layers]
-    call_materialise(layers, source, target, start, count, active=(1, 0), strided=True)
+    rows, materialize_launch.ROWS = materialize_launch.ROWS, 5
+    try:
+        call_materialise(layers, source, target, start, count, active=(1, 0), strided=True)
+    finally:
+        materialize_launch.ROWS = rows
     for layer, old, into in zip(layers, before, target.tolist(), strict=True):
         for request in range(2):
             state = decoded(old["state"], None)[0]
@@ -99,9 +102,23 @@ def tables():
             assert error < EXACT, f"request {request} is off by {error:.1e}"
 
 
+def large():
+    """A window above 16, and the largest state size."""
+    for window, dstate in ((40, 16), (3, 256)):
+        call, slots = MambaCall(torch.float32, 3, window, [3, 3], dim=8, dstate=dstate), torch.tensor([0, 4])
+        before = call.snapshot()
+        out = checkpointing_ssu(**call.arguments(slots), long_window=window > 16)
+        for row, slot in enumerate(slots.tolist()):
+            truth = call.replayed(before, slot)
+            error = relative(out[row], call.outputs(truth, row))
+            assert error < EXACT, f"W={window}, N={dstate}, row {row} is off by {error:.1e}"
+            if call.folds(row, slot):
+                assert relative(call.state[slot], truth) < EXACT
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"empty": empty, "packed": packed, "tables": tables}
+    cases = {"empty": empty, "packed": packed, "tables": tables, "large": large}
     for name in sys.argv[1].split(","):
         cases[name]()

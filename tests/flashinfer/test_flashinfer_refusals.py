@@ -13,7 +13,7 @@ from oracle import MambaCall, bits
 
 import replayssm_flashinfer
 from replayssm import InputError, UnsupportedError
-from replayssm_flashinfer import gdn
+from replayssm_flashinfer import gdn, tensor_checks
 
 SLOTS = torch.tensor([0, 3])
 
@@ -100,6 +100,14 @@ def test_memory_out_of_contract():
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter runs on a CPU")
 def test_a_cpu_is_named_where_a_gpu_is_needed():
     refused(call().arguments(SLOTS), "tensors are on cpu; expected a CUDA device")
+
+
+def test_launches_go_where_the_tensors_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    there, here = (tensor_checks.running_on(torch.device("cuda", index)) for index in (1, 0))
+    assert isinstance(there, torch.cuda.device)
+    assert there.idx == 1
+    assert not isinstance(here, torch.cuda.device)
 
 
 def test_read_copies_out_of_contract():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -77,13 +78,15 @@ def check_device(device: torch.device, tensors: Named) -> None:
             refuse(f"{name} is on {tensor.device}; the state is on {device}: move it there")
 
 
-def check_runs(device: torch.device) -> None:
-    """Kernels run on a device.
+def running_on(device: torch.device) -> AbstractContextManager[object]:
+    """A context for launches, which go to the current device: the tensors' own becomes it.
 
     Raises:
-        RefusedError: they do not.
+        RefusedError: kernels do not run there.
     """
     if device.type not in CAPABILITIES["triton"].devices:
         refuse(
             f"tensors are on {device}; expected a CUDA device (on a CPU, kernels run under TRITON_INTERPRET=1 alone)"
         )
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else nullcontext()
