@@ -24,7 +24,8 @@ def points(monkeypatch):
     return found
 
 
-def test_a_backend_that_nobody_registers_is_refused(points):
+@pytest.mark.usefixtures("points")
+def test_a_backend_that_nobody_registers_is_refused():
     ok, reason = external.external_supports("other", LAYOUT, torch.device("cpu"))
     assert not ok
     assert "comes with an adapter that is not installed" in reason
