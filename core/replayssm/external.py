@@ -42,8 +42,8 @@ def backend_module(name: str) -> BackendModule:
     for point in entry_points(group=GROUP, name=name):
         try:
             return cast("BackendModule", import_module(point.value))
-        except ImportError as error:
-            raise UnsupportedError(f"backend {name!r} cannot be imported: {error}") from None
+        except Exception as error:  # whatever breaks an import is the reason that a user needs
+            raise UnsupportedError(f"backend {name!r} cannot be imported: {type(error).__name__}: {error}") from None
     raise UnsupportedError(f"backend {name!r} comes with an adapter that is not installed; reinstall replayssm")
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 
 import torch
-from oracle import DeltaRecurrence, bits, relative
+from oracle import STORED, DeltaRecurrence, bits, decoded, relative, stored
 
+from replayssm.formats import FORMATS
 from replayssm_flashinfer import allocate_delta_rings, gated_delta_rule_replay
 from replayssm_flashinfer.gdn import (
     gated_delta_rule_mtp_ucache,
@@ -139,9 +140,43 @@ def replay():
         assert torch.equal(bits(state[0]), kept), "a slot that nobody named was written"
 
 
+def formats():
+    """Stored states of every format, and read copies, two value heads a key head: what is read, and what a fold writes."""
+    cases = [(dtype, None) for dtype in STORED if dtype != torch.int8]
+    for channels in (False, True):
+        for dtype, copy in (*cases, (torch.float32, "fp8"), (torch.float16, "nvfp4")):
+            size, heads = 64 if copy else K, 2
+            state, scale = stored(torch.randn(4, 2 * heads, V, size), dtype)
+            memory = allocate_delta_rings(state, heads, 3, torch.float32, channel_decay=channels)
+            A_log, bias = torch.rand(2 * heads) - 2, torch.rand(2 * heads, size) if channels else torch.rand(2 * heads)
+            rule, slots = DeltaRecurrence(A_log, bias, size**-0.5), torch.tensor([3, 1])
+            parts = FORMATS[copy].encode(decoded(state, scale).float()) if copy else []
+            names = [f"read_copy{part.suffix}" for part in FORMATS[copy].parts(V, size)] if copy else []
+            truth, held = decoded(state, scale)[slots], []
+            for step in range(3):
+                q, k = torch.randn(2, 2, 1, heads, size)
+                gate = (2, 1, 2 * heads, size) if channels else (2, 1, 2 * heads)
+                v, a, b = torch.randn(2, 1, 2 * heads, V), torch.randn(gate), torch.randn(2, 1, 2 * heads)
+                read = FORMATS[copy].decode(parts, torch.float64)[slots] if copy and step < 2 else truth
+                out = gated_delta_rule_replay(
+                    state, **memory, q=q, k=k, v=v, a=a, b=b, out=torch.empty_like(v), A_log=A_log, dt_bias=bias,
+                    state_batch_indices=slots, state_scale=scale, **dict(zip(names, parts, strict=True)),
+                )  # fmt: skip
+                held.append((q, k, v, a, b))
+                for row in range(2):
+                    history = [torch.cat([x[row] for x in tokens]) for tokens in zip(*held, strict=True)]
+                    error = relative(out[row], rule(read[row], *history)[0][-1:])
+                    assert error < EXACT * 4, f"{dtype}, {copy}, channels={channels}, step {step}: off by {error:.1e}"
+                    if step == 2:
+                        _, folded = rule(truth[row], *(x[:2] for x in history))
+                        error = relative(decoded(state, scale)[slots[row]], folded)
+                        assert error < 2 * STORED[dtype], f"{dtype}, {copy}: a fold is off by {error:.1e}"
+                memory["prev_num_accepted_tokens"][slots] = step + 1
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"ucache": ucache, "in_place": in_place, "replay": replay}
+    cases = {"ucache": ucache, "in_place": in_place, "replay": replay, "formats": formats}
     for name in sys.argv[1].split(","):
         cases[name]()

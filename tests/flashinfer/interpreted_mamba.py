@@ -181,25 +181,34 @@ def many():
                 assert error < EXACT, f"request {request} of {int(count[request])} records is off by {error:.1e}"
 
 
-def call_materialise(layers, source, target, start, count, active=(0, 1, 2, -1)):
-    """The call; request 3 is not among the active ones."""
+def call_materialise(layers, source, target, start, count, active=(0, 1, 2, -1), *, strided=False):
+    """The call; request 3 is not among the active ones. Returns whether the states have scales."""
+    positional, keyword = materialise_arguments(layers, source, target, start, count, active, strided=strided)
+    replayssm_materialize(*positional, **keyword)
+    return layers[0].scale is not None
+
+
+def materialise_arguments(layers, source, target, start, count, active, *, strided=False):
+    """Of the call; strided tables are columns of larger ones."""
+
+    def column(numbers):
+        return torch.tensor([[number, 0] for number in numbers])[:, 0] if strided else torch.tensor(numbers)
 
     def table(name):
-        return torch.tensor([getattr(layer, name).data_ptr() for layer in layers])
+        return column([getattr(layer, name).data_ptr() for layer in layers])
 
     def stride(name):
-        return torch.tensor([getattr(layer, name).stride(0) for layer in layers])
+        return column([getattr(layer, name).stride(0) for layer in layers])
 
     zero, first = torch.zeros(len(layers), dtype=torch.int64), layers[0]
-    scaled = first.scale is not None
     pairs = [f(name) for name in ("state", "x", "B", "dt") for f in (table, stride)]
-    scales = (table("scale"), stride("scale")) if scaled else (zero, zero)
-    replayssm_materialize(
-        *pairs, table("A"), *scales, source, target, start, count, torch.tensor(active, dtype=torch.int32),
-        state_dtype=first.state.dtype, input_dtype=first.x.dtype, matrixA_dtype=torch.float32, dim=first.dim,
-        dstate=first.dstate, num_heads=first.heads, heads_per_group=2, max_window=6, ring_buffer_len=first.rows,
-    )  # fmt: skip
-    return scaled
+    scales = (zero, zero) if first.scale is None else (table("scale"), stride("scale"))
+    requests = (source, target, start, count, torch.tensor(active, dtype=torch.int32))
+    return (*pairs, table("A"), *scales, *requests), {
+        "state_dtype": first.state.dtype, "input_dtype": first.x.dtype, "matrixA_dtype": torch.float32,
+        "dim": first.dim, "dstate": first.dstate, "num_heads": first.heads, "heads_per_group": 2, "max_window": 6,
+        "ring_buffer_len": first.rows,
+    }  # fmt: skip
 
 
 def same_bits(layer, before, scaled):

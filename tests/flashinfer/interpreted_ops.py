@@ -5,19 +5,23 @@ Usage: TRITON_INTERPRET=1 python interpreted_ops.py CASE,… [SEED]
 
 from __future__ import annotations
 
+import inspect
 import sys
+from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from interpreted_mamba import materialise_arguments
 from oracle import MambaCall
 
 import replayssm_flashinfer
 from replayssm import PrecisionPolicy, Recurrence, ReplayState, StateLayout, TokenInputs, UnsupportedError
 from replayssm.inputs import RawGate
 from replayssm_flashinfer import allocate_delta_rings, backend, ops
-from replayssm_flashinfer.delta import NAMES
+from replayssm_flashinfer.delta_step import RINGS
 
 
 def opchecks():
@@ -35,7 +39,7 @@ def opchecks():
     state = torch.randn(3, 2, 8, 16)
     memory = allocate_delta_rings(state, 1, 5, torch.float32)
     q, v, gate = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 2, 8), torch.rand(1, 1, 2)
-    rings = [memory[name] for name in NAMES]
+    rings = [memory[name] for name in RINGS]
     cursors = (memory["ring_start"], memory["prev_num_accepted_tokens"])
     rest = (None, None, None, True, 1.0, torch.tensor([1]), -1, None, None, None, None, None)
     torch.library.opcheck(
@@ -47,6 +51,33 @@ def opchecks():
     step = (*pool, torch.empty_like(v), row.long(), row, row, q, q, v, gate, gate, *tail)
     torch.library.opcheck(ops.ucache_step_op, step)
     torch.library.opcheck(ops.ucache_fold_op, (*pool, row, row + 1, row, row))
+    tables = [torch.tensor([x.data_ptr()]) for x in (call.state, call.x, call.B, call.dt, call.A)]
+    strides = [torch.tensor([x.stride(0)]) for x in (call.state, call.x, call.B, call.dt)]
+    pairs = [table for pair in zip(tables[:4], strides, strict=True) for table in pair]
+    zero, numbers = torch.zeros(1, dtype=torch.int64), [call.dim, call.dstate, call.heads, 2, 4, call.rows, -1, 0]
+    torch.library.opcheck(
+        ops.materialize_op,
+        ([*pairs, tables[4], zero, zero], row[:, None], row[:, None] + 1, [row * 0, row, row * 0], None, [call.x, call.B],
+         [call.state], torch.float32, torch.float32, torch.float32, numbers),
+    )  # fmt: skip
+
+
+def many_batches():
+    """One graph for batches of any size: checks look at shapes and build no message of them."""
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    function = torch.compile(replayssm_flashinfer.checkpointing_ssu, backend=count, fullgraph=True, dynamic=True)
+    for batch in (5, 3, 4):  # no other size is 5
+        call = MambaCall(torch.float32, 2, 4, [2] * batch)
+        slots, kept = torch.randperm(7)[:batch], call.snapshot()
+        expected = replayssm_flashinfer.checkpointing_ssu(**call.arguments(slots))
+        call.state, call.x, call.B, call.dt = kept["state"], kept["x"], kept["B"], kept["dt"]
+        assert torch.equal(function(**call.arguments(slots)), expected)
+    assert len(graphs) == 1, f"{len(graphs)} graphs for 3 batches"
 
 
 def compiled():
@@ -59,6 +90,22 @@ def compiled():
     graph = torch.compile(replayssm_flashinfer.checkpointing_ssu, backend="aot_eager", fullgraph=True)
     found = graph(**call.arguments(slots))
     assert torch.equal(found, expected)
+
+
+def compiled_tables():
+    """A graph of tables alone is no graph: refused where a graph must be whole, run as it is where not."""
+    call = MambaCall(torch.float32, 1, 4, [1])
+    call.x, call.B, call.dt = (torch.rand_like(x) for x in (call.x, call.B, call.dt))
+    source, start = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    positional, keyword = materialise_arguments([call], source, source + 3, start, start + 2, active=(0,))
+    kept = call.state[3].clone()
+    fold = replayssm_flashinfer.replayssm_materialize
+    with pytest.raises(Exception, match="pass the states, and their scales, in dependency_outputs"):
+        torch.compile(fold, backend="aot_eager", fullgraph=True)(*positional, **keyword)
+    assert torch.equal(call.state[3], kept)
+    torch._dynamo.reset()
+    torch.compile(fold, backend="aot_eager")(*positional, **keyword)
+    assert not torch.equal(call.state[3], kept), "the call was left out"
 
 
 def behind_the_core():
@@ -84,6 +131,26 @@ def behind_the_core():
             state.commit(accepted)
     states = [state.state(slots) for state in pair]
     assert torch.equal(*states), f"states differ by {(states[0] - states[1]).abs().max()}"
+
+
+def warm():
+    """What is compiled before serving is what serving calls: the same dtypes, and every keyword."""
+    seen = []
+
+    def theirs(*tensors, **options):
+        named = dict(zip(inspect.signature(replayssm_flashinfer.checkpointing_ssu).parameters, tensors, strict=False))
+        seen.append({name: getattr(value, "dtype", value) for name, value in (named | options).items()})
+        return replayssm_flashinfer.checkpointing_ssu(*tensors, **options)
+
+    stand_in(wraps(replayssm_flashinfer.checkpointing_ssu)(theirs))
+    recurrence = Recurrence.mamba2(heads=2, head_dim=32, state_size=64, groups=1)
+    layout = StateLayout(recurrence, 5, 6, 3, PrecisionPolicy("fp32"), torch.bfloat16)
+    backend.warm_up(layout, "cpu", weights=torch.float32)
+    state = ReplayState(layout, A=-torch.rand(2), backend="flashinfer")
+    inputs = new_tokens(2)
+    state.verify(replace(inputs, D=inputs.D.float()), torch.arange(2))
+    assert seen[0] == seen[1], f"compiled {seen[0]}, called {seen[1]}"
+    assert seen[0]["dt_bias"] == torch.float32
 
 
 def bench():
@@ -112,12 +179,19 @@ def bench():
             replayssm_flashinfer.checkpointing_ssu(**arguments)
             arguments["out"].mul_(1.1)
 
-        result = run(Contestant("wrong", wrong, {}), scenario, checked, machine())
-        assert result.us is None
-        assert "wrong results" in result.note
+        def lazy(**arguments):
+            state = arguments["state"].clone()
+            replayssm_flashinfer.checkpointing_ssu(**arguments)
+            arguments["state"].copy_(state)
+
+        for name, function in (("wrong outputs", wrong), ("no fold", lazy)):
+            result = run(Contestant(name, function, {}), scenario, checked, machine())
+            assert result.us is None, name
+            assert "wrong results" in result.note
         assert run(Contestant("broken", lambda **_: 1 / 0, {}), scenario, checked, machine()).note.startswith(
             "ZeroDivision"
         )
+    stand_in(replayssm_flashinfer.checkpointing_ssu)
     with pytest.raises(UnsupportedError, match="is ours in this process"):
         next(theirs(scenario))
 
@@ -134,17 +208,16 @@ def new_tokens(rows):
     )
 
 
-def stand_in():
-    """Ours in FlashInfer's place, the machine's part of the gate left open."""
+def stand_in(theirs=None):
+    """A function in FlashInfer's place, one that calls ours where None; the machine's part of the gate left open."""
+    theirs = theirs or wraps(replayssm_flashinfer.checkpointing_ssu)(partial(replayssm_flashinfer.checkpointing_ssu))
     module = ModuleType("flashinfer.mamba.checkpointing_ssu")
-    module.checkpointing_ssu = replayssm_flashinfer.checkpointing_ssu
+    module.checkpointing_ssu = theirs
     for name in ("flashinfer", "flashinfer.mamba"):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = []
     sys.modules[module.__name__] = module
     backend.machine_supports = lambda device=None: (True, "")
-    from dataclasses import replace
-
     from replayssm.capability import CAPABILITIES
 
     CAPABILITIES["flashinfer"] = replace(CAPABILITIES["flashinfer"], devices=("cpu",))
@@ -154,6 +227,14 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[1] / "bench"))
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"opchecks": opchecks, "compiled": compiled, "behind_the_core": behind_the_core, "bench": bench}
+    cases = {
+        "opchecks": opchecks,
+        "compiled": compiled,
+        "compiled_tables": compiled_tables,
+        "many_batches": many_batches,
+        "behind_the_core": behind_the_core,
+        "bench": bench,
+        "warm": warm,
+    }
     for name in sys.argv[1].split(","):
         cases[name]()

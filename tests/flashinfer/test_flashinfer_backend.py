@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import small_flashinfer
 
+import replayssm_flashinfer
 from replayssm import PrecisionPolicy, Recurrence, ReplayConfig, ReplayState, StateLayout, UnsupportedError
 from replayssm.backends import load_backend
 from replayssm.capability import choose_backend, supports
@@ -32,9 +33,6 @@ def machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(backend, "_has", lambda tool: True)
-    backend.machine_supports.cache_clear()
-    yield
-    backend.machine_supports.cache_clear()
 
 
 def test_what_its_kernel_serves(machine):
@@ -73,7 +71,6 @@ def test_what_its_kernel_does_not_serve(machine, given, reason):
 )
 def test_what_the_machine_lacks(machine, monkeypatch, change, reason):
     change(monkeypatch)
-    backend.machine_supports.cache_clear()
     ok, said = supports("flashinfer", layout(), CUDA)
     assert not ok
     assert reason in said
@@ -82,7 +79,6 @@ def test_what_the_machine_lacks(machine, monkeypatch, change, reason):
 def test_an_older_contract_is_refused(machine, monkeypatch):
     older = {"positional": ["state", "old_x", "cache_buf_idx"], "keyword": []}
     small_flashinfer.make(monkeypatch, next(reversed(small_flashinfer.RELEASES)), checkpointing_ssu=older)
-    backend.machine_supports.cache_clear()
     ok, said = supports("flashinfer", layout(), CUDA)
     assert not ok
     assert "no parameter" in said
@@ -96,10 +92,49 @@ def test_it_is_off_unless_asked_for(machine):
         ReplayState(layout(), A=-torch.ones(2), backend="flashinfer")
 
 
-@pytest.mark.parametrize("what", ["ancestors", "dt_limit", "scale", "qk_l2norm"])
+def test_ours_in_its_place_is_not_taken_for_it(machine):
+    replayssm_flashinfer.install()
+    try:
+        ok, said = supports("flashinfer", layout(), CUDA)
+        assert not ok
+        assert "is ours in this process" in said
+    finally:
+        replayssm_flashinfer.uninstall()
+    assert supports("flashinfer", layout(), CUDA) == (True, "")
+
+
+def test_folds_have_seeds_of_their_own():
+    """Its random bits depend on the seed and the element: with one seed, every fold of a slot would round alike."""
+    precision = PrecisionPolicy("fp16", stochastic_rounding=True)
+    layer = SimpleNamespace(layout=SimpleNamespace(precision=precision), seed=torch.tensor([2**62]))
+    plans = [([3, 0], [0, 0]), ([3, 0], [1, 0]), ([3, 0], [0, 1]), ([3, 0], [1, 1]), ([3, -1], [2, 0])]
+    seeds = [
+        backend._seed(
+            layer, SimpleNamespace(slots=torch.tensor(slots), flushes=torch.tensor(flushes, dtype=torch.int32))
+        )
+        for slots, flushes in plans
+    ]
+    assert all(seed.shape == (1,) and seed.dtype == torch.int64 for seed in seeds)
+    assert len({int(seed) for seed in seeds}) == len(plans)
+    nearest = SimpleNamespace(layout=SimpleNamespace(precision=PrecisionPolicy("fp16")), seed=layer.seed)
+    assert backend._seed(nearest, None) is None
+
+
+def test_no_weight_is_narrowed():
+    skip, bias = torch.randn(3), torch.randn(6).bfloat16()[::2]
+    for D in (skip, skip[:, None].expand(3, 32)):
+        found = backend._weights(SimpleNamespace(D=D, raw=SimpleNamespace(dt_bias=bias)), 32)
+        assert all(x.dtype == torch.float32 and x.shape == (3, 32) and x.stride() == (1, 0) for x in found)
+        assert torch.equal(found[0][:, 0], skip)
+        assert torch.equal(found[1][:, 0], bias.float())
+    assert backend._weights(SimpleNamespace(D=None, raw=None), 32) == (None, None)
+
+
+@pytest.mark.parametrize("what", ["ancestors", "dt_limit", "scale", "qk_l2norm", "D"])
 def test_inputs_that_its_kernel_does_not_have(what):
     plan = SimpleNamespace(ancestors=torch.ones(1) if what == "ancestors" else None)
     raw = SimpleNamespace(dt_limit=(0.0, 1.0) if what == "dt_limit" else (0.0, float("inf")))
-    inputs = SimpleNamespace(raw=raw, scale=0.5 if what == "scale" else 1.0, qk_l2norm=what == "qk_l2norm")
+    D = torch.ones(2, 32) if what == "D" else None
+    inputs = SimpleNamespace(raw=raw, scale=0.5 if what == "scale" else 1.0, qk_l2norm=what == "qk_l2norm", D=D)
     with pytest.raises(UnsupportedError, match="use backend='triton'"):
         backend._check_inputs(plan, inputs)

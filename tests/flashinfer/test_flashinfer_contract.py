@@ -10,9 +10,10 @@ pytest.importorskip("triton")
 
 import small_flashinfer
 
-from replayssm_flashinfer import backend, doctor, surface
+from replayssm_flashinfer import doctor, surface
 
 SYMBOLS = {symbol.label: symbol for symbol in surface.SYMBOLS}
+LATEST = next(reversed(small_flashinfer.RELEASES))
 EXTRA = {
     "checkpointing_ssu": ["long_window", "read_copy", "read_copy_block_scale", "read_copy_scale"],
 }
@@ -76,10 +77,18 @@ def test_the_installed_flashinfer_has_the_recorded_surface():
 def test_doctor_reports_without_flashinfer_and_with_it(monkeypatch):
     lines = {name: (ok, detail) for name, ok, detail in doctor.report()}
     assert lines["functions"][0]
-    small_flashinfer.make(monkeypatch, next(reversed(small_flashinfer.RELEASES)))
-    backend.machine_supports.cache_clear()
+    small_flashinfer.make(monkeypatch, LATEST)
+    older = {"positional": ["states"], "keyword": []}
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
     lines = {name: (ok, detail) for name, ok, detail in doctor.report()}
     assert lines["surface checkpointing_ssu"] == (True, "ours can take its place")
+    small_flashinfer.make(monkeypatch, LATEST, gdn_prefix_materialize=None, replayssm_materialize=older)
+    lines = {name: (ok, detail) for name, ok, detail in doctor.report()}
+    ok, detail = lines["surface gdn_prefix_materialize"]
+    assert ok
+    assert "left alone: " in detail
+    ok, detail = lines["surface replayssm_materialize"]
+    assert not ok
+    assert "no parameter state_ptrs" in detail
     assert not lines["backend"][0]
     assert "CUDA" in lines["backend"][1]

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 import interpreted_delta
+import interpreted_edges
 import interpreted_mamba
 from oracle import STORED, MambaCall, relative
 
@@ -23,6 +24,7 @@ pytestmark = [
 def on_cuda(monkeypatch):
     """Everything on the GPU, where products of fp32 numbers are three of TF32."""
     monkeypatch.setattr(interpreted_mamba, "EXACT", 1e-5)
+    monkeypatch.setattr(interpreted_edges, "EXACT", 1e-5)
     monkeypatch.setattr(interpreted_delta, "EXACT", 2e-5)
     monkeypatch.setitem(STORED, torch.float32, 1e-5)
     with torch.device("cuda"):
@@ -34,7 +36,7 @@ def test_mamba2(case):
     getattr(interpreted_mamba, case)()
 
 
-@pytest.mark.parametrize("case", ["ucache", "in_place", "replay"])
+@pytest.mark.parametrize("case", ["ucache", "in_place", "replay", "formats"])
 def test_gdn_and_kda(case):
     getattr(interpreted_delta, case)()
 
@@ -51,6 +53,22 @@ def test_bf16_activations_are_as_accurate_as_their_rounding(dim, draft):
         assert relative(out[row], call.outputs(history, row)) < 3e-3
         if call.folds(row, slot):
             assert relative(call.state[slot], history) < 1e-5
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_another_gpu_than_the_current_one():
+    with torch.device("cuda:1"):
+        call, slots = MambaCall(torch.int8, 2, 6, [2, 0, 1]), torch.tensor([0, 3, 5])
+        before = call.snapshot()
+        out = replayssm_flashinfer.checkpointing_ssu(**call.arguments(slots, packed=True))[0]
+        for row, first in ((0, 0), (2, 2)):
+            truth = call.outputs(call.replayed(before, int(slots[row])), row)
+            assert relative(out[first : first + call.lengths[row]], truth) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["empty", "packed", "tables", "large"])
+def test_edges(case):
+    getattr(interpreted_edges, case)()
 
 
 def test_a_captured_step_serves_other_rows():

@@ -72,6 +72,8 @@ def test_a_global_bound_before_or_after_is_ours(monkeypatch):
     assert "engine_before._kernel" in report.bound
     replayssm_flashinfer.uninstall()
     assert before._kernel is theirs
+    # Where a module got it from cannot be told from a user's own import of ours.
+    assert after._kernel is replayssm_flashinfer.checkpointing_ssu
     after.initialise()
     assert after._kernel is theirs
 

@@ -18,10 +18,18 @@ def test_mamba2_functions_agree_with_the_recurrence(cases, seed):
     interpret(HERE / "interpreted_mamba.py", cases, str(seed))
 
 
-@pytest.mark.parametrize("cases", ["ucache,in_place", "replay"])
+@pytest.mark.parametrize("cases", ["ucache,in_place", "replay,formats"])
 def test_gdn_and_kda_functions_agree_with_the_recurrence(cases, seed):
     interpret(HERE / "interpreted_delta.py", cases, str(seed))
 
 
+def test_edges_of_the_contract(seed):
+    interpret(HERE / "interpreted_edges.py", "empty,packed,tables,large", str(seed))
+
+
 def test_custom_operators_and_the_backend(seed):
-    interpret(HERE / "interpreted_ops.py", "opchecks,compiled,bench,behind_the_core", str(seed))
+    interpret(
+        HERE / "interpreted_ops.py",
+        "opchecks,compiled,compiled_tables,many_batches,bench,behind_the_core,warm",
+        str(seed),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from oracle import MambaCall, bits
 
 import replayssm_flashinfer
 from replayssm import InputError, UnsupportedError
-from replayssm_flashinfer import gdn
+from replayssm_flashinfer import gdn, tensor_checks
 
 SLOTS = torch.tensor([0, 3])
 
@@ -23,7 +25,8 @@ def call(dtype=torch.float32, draft=2, window=4):
 def refused(arguments, match, **changes):
     """The call is refused as FlashInfer's callers expect it, and writes nothing."""
     arguments = {**arguments, **changes}
-    before = {name: x.clone() for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    before = {name: x.clone() for name, x in tensors.items() if x.device.type != "meta"}
     with pytest.raises(InputError, match=match) as error:
         replayssm_flashinfer.checkpointing_ssu(**arguments)
     assert isinstance(error.value, AssertionError)
@@ -51,6 +54,14 @@ def test_more_than_16_records_are_refused_and_can_be_asked_for(draft):
         ({"x": torch.ones(2, 2, 2, 20, dtype=torch.bfloat16)}, "x is .* torch.bfloat16; expected .* torch.float32"),
         ({"D": torch.ones(2, 20, dtype=torch.bfloat16)}, "D.dtype .* must match"),
         ({"out": torch.ones(2, 3, 2, 20)}, r"out is \(2, 3, 2, 20\)"),
+        ({"out": torch.ones(2, 2, 2, 20, dtype=torch.int32)}, "out is .* torch.int32; expected .* torch.float32"),
+        ({"z": torch.ones(2, 2, 2, 20).bfloat16()}, "z is .* torch.bfloat16; expected .* torch.float32"),
+        ({"dt": torch.ones(2, 2, 2, 1, dtype=torch.int32).expand(2, 2, 2, 20)}, "dt is torch.int32; expected float32"),
+        ({"A": torch.ones(2, 1, 1, dtype=torch.int64).expand(2, 20, 32)}, "A is torch.int64; expected float32"),
+        ({"ring_start": torch.zeros(1, dtype=torch.int32).expand(7)}, "ring_start has stride 0: each slot needs"),
+        ({"state_batch_indices": torch.zeros(2, dtype=torch.int64, device="meta")}, "state_batch_indices is on meta"),
+        ({"rand_seed": torch.zeros(1, dtype=torch.int64, device="meta")}, "rand_seed is on meta"),
+        ({"x_cache": torch.zeros(7, 2, 6, 20, device="meta")}, "x_cache is on meta; the state is on cpu"),
         ({"state_batch_indices": torch.zeros(3, dtype=torch.int64)}, r"state_batch_indices must be \(2,\)"),
         ({"state_batch_indices": torch.zeros(2)}, "int32 or int64"),
         ({"max_seqlen": 2}, "max_seqlen is only valid with cu_seqlens"),
@@ -83,6 +94,20 @@ def test_memory_out_of_contract():
     refused(call(draft=3, window=2).arguments(SLOTS), "T=3 new tokens must be <= max_window")
     refused(call(torch.int8).arguments(SLOTS), "requires a state_scale", state_scale=None)
     refused(call(torch.int8).arguments(SLOTS), r"state_scale is \(7, 2\)", state_scale=torch.ones(7, 2))
+    refused(call(torch.int8).arguments(SLOTS), "d_split=2 with state.dtype=torch.int8", d_split=2)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter runs on a CPU")
+def test_a_cpu_is_named_where_a_gpu_is_needed():
+    refused(call().arguments(SLOTS), "tensors are on cpu; expected a CUDA device")
+
+
+def test_launches_go_where_the_tensors_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    there, here = (tensor_checks.running_on(torch.device("cuda", index)) for index in (1, 0))
+    assert isinstance(there, torch.cuda.device)
+    assert there.idx == 1
+    assert not isinstance(here, torch.cuda.device)
 
 
 def test_read_copies_out_of_contract():
@@ -101,6 +126,7 @@ def test_packed_batches_out_of_contract():
     arguments = call().arguments(SLOTS, packed=True)
     refused(arguments, "requires max_seqlen", max_seqlen=None)
     refused(arguments, "must be a 1D int32", cu_seqlens=arguments["cu_seqlens"].long())
+    refused(arguments, "cu_seqlens is on meta", cu_seqlens=arguments["cu_seqlens"].to("meta"))
     refused(call().arguments(SLOTS), "must be \\(1, total_tokens", cu_seqlens=arguments["cu_seqlens"], max_seqlen=2)
 
 
@@ -140,12 +166,25 @@ def gdn_arguments(**changes):
         ({"initial_state_source": torch.randn(3, 2, 8, 16).to(torch.float8_e4m3fn)}, "the state is torch.float8"),
         ({"stochastic_rounding": "lcg"}, "'philox' is"),
         ({"stochastic_rounding": "philox"}, "needs rand_seed"),
+        ({"stochastic_rounding": "philox", "rand_seed": torch.zeros(1, dtype=torch.int64)}, "is for an fp16 state"),
+        ({"initial_state_indices": torch.zeros(3, dtype=torch.int32)}, r"initial_state_indices must be \(2,\)"),
+        ({"initial_state_indices": torch.zeros(2)}, "initial_state_indices must be .* int32 or int64"),
+        ({"output": torch.zeros(2, 4, 2, 8).bfloat16()}, "output is .* torch.bfloat16; expected .* torch.float32"),
+        ({"A_log": torch.ones(2, dtype=torch.int64)}, "A_log is torch.int64; expected float32"),
+        ({"u_cache": torch.zeros(3, 2, 32, 8, device="meta")}, "u_cache is on meta"),
+        ({"hist_len": torch.zeros(2, dtype=torch.int32, device="meta")}, "hist_len is on meta"),
         ({"backend": "cuda"}, "must be 'auto'"),
     ],
 )
 def test_gdn_arguments_out_of_contract(changes, match):
     with pytest.raises(AssertionError, match=match):
         gdn.gated_delta_rule_mtp_ucache_flush(**gdn_arguments(**changes))
+
+
+def test_more_rows_than_slots_need_slots():
+    few = {name: gdn_arguments()[name][:1] for name in ("initial_state_source", "k_cache", "u_cache", "g_cache")}
+    with pytest.raises(AssertionError, match="2 rows without initial_state_indices, and the state has 1 slots"):
+        gdn.gated_delta_rule_mtp_ucache_flush(**gdn_arguments(**few))
 
 
 @pytest.mark.parametrize("flag", ["output_state_indices", "accepted_steps", "recovery_steps", "disable_output"])

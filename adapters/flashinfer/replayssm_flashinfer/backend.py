@@ -8,7 +8,6 @@ first, and go into its step with an empty history.
 from __future__ import annotations
 
 import shutil
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch_slots import launch_fold_into
 from replayssm.layer import LayerState
 from replayssm_flashinfer.ragged import pack_tokens, unpack_tokens
-from replayssm_flashinfer.surface import SYMBOLS, Verdict, check, find
+from replayssm_flashinfer.surface import SYMBOLS, Verdict, find_theirs
 
 MAJORS = (8, 9, 10, 11, 12)
 """Compute capabilities that its kernel is compiled for."""
@@ -51,15 +50,11 @@ def supports(layout: StateLayout, device: torch.device) -> Verdict:
     return machine_supports(device)
 
 
-@cache
 def machine_supports(device: torch.device | None = None) -> Verdict:
     """Whether FlashInfer's kernel can be compiled and run on a device, the current one where None."""
-    found, reason = find(SYMBOLS[0])
+    found, reason = find_theirs(SYMBOLS[0])
     if found is None:
         return False, f"backend 'flashinfer' needs FlashInfer: {reason}"
-    ok, reason = check(SYMBOLS[0], found)
-    if not ok:
-        return False, f"backend 'flashinfer' refuses this FlashInfer: {reason}"
     if not torch.cuda.is_available():
         return False, "backend 'flashinfer' needs a CUDA device"
     major = torch.cuda.get_device_capability(device)[0]
@@ -71,8 +66,18 @@ def machine_supports(device: torch.device | None = None) -> Verdict:
     return True, ""
 
 
-def warm_up(layout: StateLayout, device: torch.device | str = "cuda") -> None:
+def warm_up(
+    layout: StateLayout,
+    device: torch.device | str = "cuda",
+    *,
+    weights: torch.dtype = torch.bfloat16,
+    gates: torch.dtype = torch.bfloat16,
+) -> None:
     """Compile FlashInfer's kernel for a layout and its longest draft: minutes, so before serving.
+
+    Args:
+        weights: of D and of the bias of Δ, the wider one where they differ. Its kernel is another one for each dtype.
+        gates: of Δ as steps bring it, likewise.
 
     Raises:
         UnsupportedError: it is not served.
@@ -84,7 +89,9 @@ def warm_up(layout: StateLayout, device: torch.device | str = "cuda") -> None:
     state = ReplayState(small, A=-torch.ones(r.heads), backend="flashinfer", device=device, check_inputs=False)
     value = torch.zeros(1, layout.max_draft, r.heads, r.value_dim, dtype=layout.activation, device=device)
     key = value.new_zeros(1, layout.max_draft, r.groups, r.key_dim)
-    inputs = TokenInputs(q=key, k=key, v=value, gate=value[..., 0], raw=RawGate())
+    weight = torch.zeros(r.heads, dtype=weights, device=device)
+    raw = RawGate(dt_bias=weight)
+    inputs = TokenInputs(q=key, k=key, v=value, gate=value[..., 0].to(gates), raw=raw, D=weight)
     state.verify(inputs, torch.zeros(1, dtype=torch.int64, device=device))
 
 
@@ -97,18 +104,19 @@ class FlashInferBackend(TritonBackend):
         """See `Backend.step`.
 
         Raises:
-            UnsupportedError: a tree, bounds on Δ, or a factor on q, which its kernel does not have.
+            UnsupportedError: a tree, bounds on Δ, a factor on C or D by channel, which its kernel does not have; or
+                FlashInfer's function is not there any more.
         """
-        function, reason = find(SYMBOLS[0])
+        function, reason = find_theirs(SYMBOLS[0])
         if function is None:
             raise UnsupportedError(reason)
         _check_inputs(plan, inputs)
         start, live = _cursors(layer, plan)
         tokens = pack_tokens(plan, inputs)
         heads, dim, dstate = layer.layout.recurrence.state_shape
-        raw, buffers = inputs.raw, layer.buffers
+        buffers = layer.buffers
         assert layer.A is not None
-        bias = None if raw is None or raw.dt_bias is None else raw.dt_bias[:, None].expand(heads, dim)
+        skip, bias = _weights(inputs, dim)
         out = torch.zeros_like(tokens.v)
         function(
             buffers["checkpoint"],
@@ -123,14 +131,14 @@ class FlashInferBackend(TritonBackend):
             tokens.k,
             tokens.q,
             out,
-            D=_skip(inputs, bias, heads, dim),
+            D=skip,
             z=tokens.z,
             dt_bias=bias,
-            dt_softplus=raw is not None,
+            dt_softplus=inputs.raw is not None,
             state_batch_indices=plan.slots.to(torch.int32),
             pad_slot_id=-1,
             state_scale=buffers.get("checkpoint_scale"),
-            rand_seed=layer.seed if layer.layout.precision.stochastic_rounding else None,
+            rand_seed=_seed(layer, plan),
             cu_seqlens=tokens.starts,
             max_seqlen=layer.layout.max_draft,
         )
@@ -149,11 +157,13 @@ def _has(tool: str) -> bool:
 
 def _check_inputs(plan: StepPlan, inputs: TokenInputs) -> None:
     bounded = inputs.raw is not None and inputs.raw.dt_limit != RawGate().dt_limit
+    by_channel = inputs.D is not None and inputs.D.dim() == 2 and inputs.D.stride(1) != 0
     for refused, what in (
         (plan.ancestors is not None, "draft trees"),
         (bounded, "bounds on Δ (dt_limit)"),
         (inputs.scale != 1.0, "a factor on C (scale)"),
         (inputs.qk_l2norm, "normalised B and C"),
+        (by_channel, "D by channel"),
     ):
         if refused:
             raise UnsupportedError(f"backend 'flashinfer' has no {what}; use backend='triton'")
@@ -172,9 +182,21 @@ def _cursors(layer: LayerState, plan: StepPlan) -> tuple[Tensor, Tensor]:
     return start[:-1], live[:-1]
 
 
-def _skip(inputs: TokenInputs, bias: Tensor | None, heads: int, dim: int) -> Tensor | None:
-    """D as `[H, P]` in the dtype of the bias, which must be one with it."""
-    if inputs.D is None:
+def _weights(inputs: TokenInputs, dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """D and the bias of Δ as `[H, P]`, one number a head, both in the wider of their dtypes: its kernel has one for both."""
+    skip, bias = inputs.D, None if inputs.raw is None else inputs.raw.dt_bias
+    if skip is not None and skip.dim() == 2:
+        skip = skip[:, 0]
+    if skip is not None and bias is not None:
+        wider = torch.promote_types(skip.dtype, bias.dtype)
+        skip, bias = skip.to(wider), bias.to(wider)
+    found = [None if x is None else x.contiguous()[:, None].expand(-1, dim) for x in (skip, bias)]
+    return found[0], found[1]
+
+
+def _seed(layer: LayerState, plan: StepPlan) -> Tensor | None:
+    """A seed of this step's folds: its counters know the element alone, so with one seed all folds would round alike."""
+    if not layer.layout.precision.stochastic_rounding:
         return None
-    weight = inputs.D if bias is None else inputs.D.to(bias.dtype)
-    return weight if weight.dim() == 2 else weight[:, None].expand(heads, dim)
+    # Odd numbers by slot, so that a fold of any row changes the sum.
+    return layer.seed + (plan.flushes.long() * (2 * plan.slots + 1)).sum() * 0x9E3779B97F4A7C1

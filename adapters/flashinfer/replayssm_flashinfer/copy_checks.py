@@ -7,7 +7,8 @@ from torch import Tensor
 
 from replayssm import StateLayout
 from replayssm.capability import supports
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
+from replayssm_flashinfer.tensor_checks import check_device, check_inner
 
 NAMES = ("read_copy", "read_copy_block_scale", "read_copy_scale")
 FORMATS = {torch.uint8: "nvfp4", torch.float8_e4m3fn: "fp8"}
@@ -21,12 +22,11 @@ def copy_format(copy: Copy) -> str | None:
         RefusedError: scales without a copy, or a dtype that no format has.
     """
     if copy[0] is None:
-        check(
-            all(x is None for x in copy),
-            "read_copy_block_scale and read_copy_scale are of a read_copy, which is missing",
-        )
+        if not all(x is None for x in copy):
+            refuse("read_copy_block_scale and read_copy_scale are of a read_copy, which is missing")
         return None
-    check(copy[0].dtype in FORMATS, f"read_copy is {copy[0].dtype}; expected uint8 (NVFP4) or float8_e4m3fn (FP8)")
+    if copy[0].dtype not in FORMATS:
+        refuse(f"read_copy is {copy[0].dtype}; expected uint8 (NVFP4) or float8_e4m3fn (FP8)")
     return FORMATS[copy[0].dtype]
 
 
@@ -42,17 +42,20 @@ def check_copy(layout: StateLayout, copy: Copy, device: torch.device) -> None:
     Raises:
         RefusedError: one is missing, too many, or of another shape, dtype, stride or device; or kernels have no such copy.
     """
-    check(*supports("triton", layout, torch.device("cuda")))
+    served, reason = supports("triton", layout, torch.device("cuda"))
+    if not served:
+        refuse(reason)
     specs = {spec.name: spec for spec in layout.buffers if spec.name in NAMES}
     for name, tensor in zip(NAMES, copy, strict=True):
         spec = specs.get(name)
         if spec is None:
-            check(tensor is None, f"{name} is not of a read copy in {layout.precision.read_copy}; leave it out")
+            if tensor is not None:
+                refuse(f"{name} is not of a read copy in {layout.precision.read_copy}; leave it out")
             continue
         shape = (layout.slots, *spec.shape)
-        given = "missing" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
-        fits = tensor is not None and tuple(tensor.shape) == shape and tensor.dtype == spec.dtype
-        check(
-            fits and tensor is not None and tensor.device == device and (not layout.slots or tensor[0].is_contiguous()),
-            f"{name} is {given}; expected {shape} {spec.dtype} on {device}, contiguous inside a slot",
-        )
+        if tensor is None:
+            refuse(f"{name} is missing; expected {shape} {spec.dtype}")
+        if tuple(tensor.shape) != shape or tensor.dtype != spec.dtype:
+            refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {shape} {spec.dtype}")
+        check_device(device, [(name, tensor)])
+        check_inner([(name, tensor)])

@@ -11,21 +11,11 @@ from torch import Tensor
 
 from replayssm import LayerKind
 from replayssm_flashinfer.copy_checks import check_copy
-from replayssm_flashinfer.delta_step import DeltaMemory, delta_layout
-from replayssm_flashinfer.gdn_checks import check_tokens
-from replayssm_flashinfer.mamba_checks import QUANTISED, STATES, check_seed
+from replayssm_flashinfer.delta_checks import check_rings, check_state, check_step
+from replayssm_flashinfer.delta_step import RINGS, DeltaMemory, delta_layout
+from replayssm_flashinfer.mamba_checks import check_seed
 from replayssm_flashinfer.ops import delta_replay_op
-from replayssm_flashinfer.refusals import check
-
-NAMES = {
-    "k_cache": "key_ring",
-    "k_scale_cache": "key_scale_ring",
-    "u_cache": "value_ring",
-    "v_cache": "raw_value_ring",
-    "beta_cache": "beta_ring",
-    "g_cache": "gate_ring",
-}
-"""Ring arguments, and the buffers of the core that they are."""
+from replayssm_flashinfer.refusals import refuse
 
 
 def allocate_delta_rings(
@@ -39,15 +29,18 @@ def allocate_delta_rings(
         channel_decay: KDA's gates, one a channel.
 
     Raises:
-        RefusedError: L below 2. InputError: dimensions that no layer has.
+        RefusedError: L below 2, or no such state. InputError: dimensions that no layer has.
     """
-    check(ring_buffer_len >= 2, f"ring_buffer_len={ring_buffer_len} must be at least 2: a record and a new token")
+    if state.dim() != 4:
+        refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
+    if ring_buffer_len < 2:
+        refuse(f"ring_buffer_len={ring_buffer_len} must be at least 2: a record and a new token")
     kind = LayerKind.KDA if channel_decay else LayerKind.GDN
     layout = delta_layout(kind, tuple(state.shape), key_heads, ring_buffer_len, 1, ("fp32", False, None), dtype)
     specs = {spec.name: spec for spec in layout.buffers}
     rings = {
         name: torch.zeros(len(state), *specs[buffer].shape, dtype=specs[buffer].dtype, device=state.device)
-        for name, buffer in NAMES.items()
+        for name, buffer in RINGS.items()
     }
     for name in ("ring_start", "prev_num_accepted_tokens"):
         rings[name] = torch.zeros(len(state), dtype=torch.int32, device=state.device)
@@ -106,18 +99,15 @@ def gated_delta_rule_replay(
     Raises:
         RefusedError: an argument out of contract; nothing was written.
     """
-    _check(
-        state, (k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache), (ring_start, prev_num_accepted_tokens),
-        (q, k, v, a, b, out), (A_log, dt_bias, state_batch_indices), state_scale,
-    )  # fmt: skip
-    check(
-        lower_bound is None or (lower_bound < 0 and A_log is not None),
-        f"lower_bound={lower_bound} must be below 0, with A_log",
-    )
-    check_seed(rand_seed, philox_rounds)
+    check_state(state, state_scale)
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
+    check_rings(memory, (ring_start, prev_num_accepted_tokens), v.dtype)
+    check_step(memory, (q, k, v, a, b), out, A_log, dt_bias, state_batch_indices)
+    if lower_bound is not None and (lower_bound >= 0 or A_log is None):
+        refuse(f"lower_bound={lower_bound} must be below 0, with A_log")
+    check_seed(rand_seed, philox_rounds, state.device)
     if any(x is not None for x in copy):
-        memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
         check_copy(memory.layout(k.shape[1], stochastic=False), copy, state.device)
     delta_replay_op(
         state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, ring_start, prev_num_accepted_tokens,
@@ -130,57 +120,3 @@ def gated_delta_rule_replay(
 
 kda_replay = gated_delta_rule_replay
 """The same function: rings whose gates have channels make it KDA."""
-
-
-def _check(
-    state: Tensor,
-    rings: tuple[Tensor, ...],
-    cursors: tuple[Tensor, ...],
-    tokens: tuple[Tensor, ...],
-    weights: tuple[Tensor | None, ...],
-    state_scale: Tensor | None,
-) -> None:
-    q, k, v, a, b, out = tokens
-    A_log, dt_bias, slots = weights
-    check(state.dim() == 4, f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
-    check(
-        state.dtype in STATES and state.dtype != torch.int8,
-        f"state.dtype={state.dtype} is not served; expected float32, bfloat16, float16 or float8_e4m3fn",
-    )
-    check(
-        (state_scale is not None) == (state.dtype in QUANTISED),
-        f"state_scale is for an fp8 state, which requires it; state.dtype={state.dtype}",
-    )
-    heads, value_dim, key_dim = state.shape[1:]
-    channels = () if rings[-1].dim() == 3 else (key_dim,)
-    check_tokens(b[0, 0] if A_log is None else A_log, b, b[0, 0], q, k, v, b)
-    batch, draft, groups = k.shape[:3]
-    check(
-        tuple(v.shape[2:]) == (heads, value_dim) and k.shape[3] == key_dim,
-        f"tokens are of (HV, V, K) = {(*v.shape[2:], k.shape[3])}; the state is of {(heads, value_dim, key_dim)}",
-    )
-    rows = rings[0].shape[2]
-    check(2 * draft <= rows, f"rings of {rows} rows; T={draft} new tokens need at least {2 * draft}")
-    key, value = (len(state), groups, rows), (len(state), heads, rows)
-    shapes = ((*key, key_dim), key, (*value, value_dim), (*value, value_dim), value, (*value, *channels))
-    for name, ring, shape in zip(NAMES, rings, shapes, strict=True):
-        wanted = v.dtype if name in ("k_cache", "u_cache", "v_cache") else torch.float32
-        check(
-            tuple(ring.shape) == shape and ring.dtype == wanted,
-            f"{name} is {tuple(ring.shape)} {ring.dtype}; expected {shape} {wanted}",
-        )
-    for name, tensor in (("state", state), *zip(NAMES, rings, strict=True)):
-        check(not len(tensor) or tensor[0].is_contiguous(), f"{name}: dimensions inside a slot must be contiguous")
-    for name, cursor in zip(("ring_start", "prev_num_accepted_tokens"), cursors, strict=True):
-        check(
-            tuple(cursor.shape) == (len(state),) and cursor.dtype == torch.int32,
-            f"{name} is {tuple(cursor.shape)} {cursor.dtype}; expected ({len(state)},) int32",
-        )
-    gate = (batch, draft, heads, *channels)
-    check(tuple(a.shape) == gate, f"a is {tuple(a.shape)}; expected {gate}")
-    check(dt_bias is None or tuple(dt_bias.shape) == (heads, *channels), f"dt_bias must be {(heads, *channels)}")
-    check(out.shape == v.shape, f"out is {tuple(out.shape)}; expected {tuple(v.shape)}")
-    check(
-        slots is None or (tuple(slots.shape) == (batch,) and slots.dtype in (torch.int32, torch.int64)),
-        f"state_batch_indices must be ({batch},) int32 or int64",
-    )

@@ -17,6 +17,15 @@ from replayssm_flashinfer.packed import launch_into
 from replayssm_flashinfer.plan import RingCursors, plan_step
 
 STOCHASTIC = (torch.float16, torch.float8_e4m3fn)
+RINGS = {
+    "k_cache": "key_ring",
+    "k_scale_cache": "key_scale_ring",
+    "u_cache": "value_ring",
+    "v_cache": "raw_value_ring",
+    "beta_cache": "beta_ring",
+    "g_cache": "gate_ring",
+}
+"""Ring arguments, and the buffers of the core that they are."""
 
 
 @dataclass(frozen=True)

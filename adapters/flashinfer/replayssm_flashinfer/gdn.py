@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from replayssm.inputs import TokenInputs
-from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_tokens, check_ucache
+from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_output, check_tokens, check_ucache
+from replayssm_flashinfer.mamba_checks import check_seed
 from replayssm_flashinfer.ops import ucache_fold_op, ucache_step_op
 from replayssm_flashinfer.plan import RingCursors
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
+from replayssm_flashinfer.tensor_checks import check_device, check_slots
 from replayssm_flashinfer.ucache import UCache
 
 WINDOW = 16
@@ -85,30 +87,30 @@ def gated_delta_rule_mtp_ucache_flush(
         output_state_indices=output_state_indices, intermediate_states_buffer=intermediate_states_buffer,
         accepted_steps=accepted_steps, ssm_state_indices=ssm_state_indices,
     )  # fmt: skip
-    check(backend in ("auto", "umma", "hmma"), f"backend={backend!r} must be 'auto', 'umma' or 'hmma'")
+    if backend not in ("auto", "umma", "hmma"):
+        refuse(f"backend={backend!r} must be 'auto', 'umma' or 'hmma'")
     tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
     memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache)
-    check(hist_len is not None, "hist_len is missing: [B] int32")
-    assert hist_len is not None
+    if hist_len is None:
+        refuse("hist_len is missing: [B] int32")
     draft = tokens.draft
     if flush_min is None:
         flush_min = WINDOW - draft + 1
-    check(
-        1 <= flush_min <= WINDOW - draft + 1,
-        f"flush_min={flush_min} must be in [1, {WINDOW - draft + 1}] for T={draft}: a row must append or fold",
-    )
-    check(memory.rows >= WINDOW + draft, f"rings of {memory.rows} rows; T={draft} needs at least {WINDOW + draft}")
-    if restart_hist_on_flush:
-        check(
-            cache_base is not None,
+    if not 1 <= flush_min <= WINDOW - draft + 1:
+        refuse(f"flush_min={flush_min} must be in [1, {WINDOW - draft + 1}] for T={draft}: a row must append or fold")
+    if memory.rows < WINDOW + draft:
+        refuse(f"rings of {memory.rows} rows; T={draft} needs at least {WINDOW + draft}")
+    if restart_hist_on_flush and cache_base is None:
+        refuse(
             "restart_hist_on_flush=True moves cursors in place and needs a caller-owned cache_base; keep an int32 [B] "
-            "tensor, or pass restart_hist_on_flush=False and move them yourself",
+            "tensor, or pass restart_hist_on_flush=False and move them yourself"
         )
     base = torch.zeros_like(hist_len) if cache_base is None else cache_base
-    check_cursors(hist_len, base, tokens.batch, WINDOW, memory.rows, in_place=restart_hist_on_flush)
+    check_cursors(hist_len, base, tokens, WINDOW, memory.rows, in_place=restart_hist_on_flush)
     out = _step(
         memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), flush_min - 1 + draft,
-        use_qk_l2norm_in_kernel, scale, _seed(stochastic_rounding, rand_seed), output, A_log, dt_bias,
+        use_qk_l2norm_in_kernel, scale, _seed(stochastic_rounding, rand_seed, philox_rounds, memory), output, A_log,
+        dt_bias,
     )  # fmt: skip
     if restart_hist_on_flush:
         folded = hist_len >= flush_min
@@ -163,18 +165,17 @@ def gated_delta_rule_mtp_ucache(
     )  # fmt: skip
     for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a), ("b", b)):
         dtype = None if tensor is None else tensor.dtype
-        check(
-            dtype == torch.bfloat16,
-            f"{name}.dtype={dtype}: this function is bf16-only; the flush function takes others",
-        )
+        if dtype != torch.bfloat16:
+            refuse(f"{name}.dtype={dtype}: this function is bf16-only; the flush function takes others")
     tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
     memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache)
-    check(hist_len is not None, "hist_len is missing: [B] int32")
-    assert hist_len is not None
+    if hist_len is None:
+        refuse("hist_len is missing: [B] int32")
     least = 2 * tokens.draft
-    check(memory.rows >= least, f"rings of {memory.rows} rows; T={tokens.draft} needs at least {least}")
+    if memory.rows < least:
+        refuse(f"rings of {memory.rows} rows; T={tokens.draft} needs at least {least}")
     base = torch.zeros_like(hist_len)
-    check_cursors(hist_len, base, tokens.batch, memory.rows, memory.rows, in_place=False)
+    check_cursors(hist_len, base, tokens, memory.rows, memory.rows, in_place=False)
     return _step(
         memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), 2 * memory.rows,
         use_qk_l2norm_in_kernel, scale, None, output, A_log, dt_bias,
@@ -211,9 +212,11 @@ def gdn_prefix_materialize(
     Raises:
         RefusedError: an argument out of contract; nothing was written.
     """
-    check(state.dim() == 4, f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
+    if state.dim() != 4:
+        refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
     memory = check_ucache(None, state, k_cache, u_cache, g_cache)
-    check(memory.rows >= WINDOW, f"rings of {memory.rows} rows; expected at least {WINDOW}")
+    if memory.rows < WINDOW:
+        refuse(f"rings of {memory.rows} rows; expected at least {WINDOW}")
     batch = len(src_slots)
     for name, tensor in (
         ("src_slots", src_slots),
@@ -221,16 +224,14 @@ def gdn_prefix_materialize(
         ("cache_base", cache_base),
         ("count", count),
     ):
-        check(
-            tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,),
-            f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32",
-        )
+        if not (tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,)):
+            refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32")
+        check_device(state.device, [(name, tensor)])
     wanted = (count >= 0) & (count <= WINDOW) & (src_slots >= 0) & (dst_slots >= 0)
     if active_request_indices is not None:
-        check(
-            active_request_indices.dtype == torch.int32 and tuple(active_request_indices.shape) == (batch,),
-            f"active_request_indices must be ({batch},) int32",
-        )
+        if not (active_request_indices.dtype == torch.int32 and tuple(active_request_indices.shape) == (batch,)):
+            refuse(f"active_request_indices must be ({batch},) int32")
+        check_device(state.device, [("active_request_indices", active_request_indices), ("num_active", num_active)])
         wanted = wanted & _active(active_request_indices, num_active)
     source, target = (torch.where(wanted, x, -1) for x in (src_slots, dst_slots))
     origin, wanted_count = cache_base % memory.rows, torch.where(wanted, count, 0)
@@ -243,19 +244,23 @@ def _active(indices: Tensor, number: Tensor | None) -> Tensor:
     batch, place = len(indices), torch.arange(len(indices), device=indices.device)
     listed = (indices >= 0) & (indices < batch)
     if number is not None:
-        check(number.dtype == torch.int32 and number.numel() == 1, "num_active must be a one-element int32 tensor")
+        if not (number.dtype == torch.int32 and number.numel() == 1):
+            refuse("num_active must be a one-element int32 tensor")
         listed = listed & (place < number)
     return ((indices[None, :] == place[:, None]) & listed[None, :]).any(1)
 
 
-def _seed(mode: str | None, seed: Tensor | None) -> Tensor | None:
-    check(mode in (None, "none", "philox"), f"stochastic_rounding={mode!r} is not served; 'philox' is")
+def _seed(mode: str | None, seed: Tensor | None, rounds: int, memory: UCache) -> Tensor | None:
+    if mode not in (None, "none", "philox"):
+        refuse(f"stochastic_rounding={mode!r} is not served; 'philox' is")
     if mode != "philox":
         return None
-    check(
-        seed is not None and seed.dtype == torch.int64 and seed.numel() == 1,
-        "stochastic_rounding='philox' needs rand_seed, one int64 on the device",
-    )
+    if seed is None:
+        refuse("stochastic_rounding='philox' needs rand_seed, one int64 on the device")
+    dtype = memory.state.dtype
+    if dtype != torch.float16:
+        refuse(f"stochastic_rounding='philox' is for an fp16 state; this one is {dtype}")
+    check_seed(seed, rounds, memory.state.device)
     return seed
 
 
@@ -263,16 +268,15 @@ def _step(
     memory: UCache, tokens: TokenInputs, cursors: RingCursors, limit: int, l2norm: bool, scale: float | None,
     seed: Tensor | None, output: Tensor | None, A_log: Tensor, dt_bias: Tensor,
 ) -> Tensor:  # fmt: skip
-    into = torch.empty_like(tokens.v, memory_format=torch.contiguous_format)
-    if output is not None:
-        check(output.shape == tokens.v.shape, f"output is {tuple(output.shape)}; expected {tuple(tokens.v.shape)}")
-        into = output if output.is_contiguous() else into
+    check_slots("initial_state_indices", cursors.slots, tokens.batch, memory.state)
+    check_output("output", output, tokens.v)
+    into = output
+    if into is None or not into.is_contiguous():
+        into = torch.empty_like(tokens.v, memory_format=torch.contiguous_format)
     ucache_step_op(
         memory.state, memory.k, memory.u, memory.g, into, cursors.slots, cursors.start, cursors.live, tokens.q, tokens.k,
         tokens.v, tokens.gate, tokens.beta, A_log, dt_bias, limit, l2norm,
         1.0 / math.sqrt(tokens.k.shape[-1]) if scale is None else scale,
-        seed if memory.state.dtype is torch.float16 else None,
+        seed,
     )  # fmt: skip
-    if output is not None and into is not output:
-        output.copy_(into)
-    return into if output is None else output
+    return into if output is None or into is output else output.copy_(into)

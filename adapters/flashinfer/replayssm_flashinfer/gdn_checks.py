@@ -9,7 +9,8 @@ from replayssm import UnsupportedError
 from replayssm.capture import capturing
 from replayssm.inputs import TokenInputs
 from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
+from replayssm_flashinfer.tensor_checks import check_device, check_floating, check_inner
 from replayssm_flashinfer.ucache import UCache
 
 STATES = (torch.float32, torch.bfloat16, torch.float16)
@@ -23,8 +24,10 @@ def check_flags(
     Raises:
         RefusedError: another softplus. UnsupportedError: any other of them.
     """
-    check(softplus_beta == 1.0, f"softplus_beta={softplus_beta} is not served; expected 1")
-    check(softplus_threshold == 20.0, f"softplus_threshold={softplus_threshold} is not served; expected 20")
+    if softplus_beta != 1.0:
+        refuse(f"softplus_beta={softplus_beta} is not served; expected 1")
+    if softplus_threshold != 20.0:
+        refuse(f"softplus_threshold={softplus_threshold} is not served; expected 20")
     given = [name for name, value in others.items() if value is not None]
     if recovery_steps:
         given.append("recovery_steps")
@@ -35,39 +38,54 @@ def check_flags(
 
 
 def check_tokens(
-    A_log: Tensor, a: Tensor, dt_bias: Tensor, q: Tensor | None, k: Tensor | None, v: Tensor | None, b: Tensor | None
+    A_log: Tensor | None,
+    a: Tensor,
+    dt_bias: Tensor | None,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+    b: Tensor | None,
+    channels: tuple[int, ...] = (),
 ) -> TokenInputs:
-    """New tokens as they were given.
+    """New tokens as they were given; `channels` is what gates have beside heads, `(K,)` for KDA.
 
     Raises:
-        RefusedError: one is missing, or of another shape or dtype.
+        RefusedError: one is missing, or of another shape, dtype or device.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v), ("b", b)):
-        check(tensor is not None, f"{name} is missing")
+        if tensor is None:
+            refuse(f"{name} is missing")
     assert q is not None
     assert k is not None
     assert v is not None
     assert b is not None
-    check(k.dim() == 4, f"k is {tuple(k.shape)}; expected [B, T, H, K]")
-    check(v.dim() == 4, f"v is {tuple(v.shape)}; expected [B, T, HV, V]")
+    if k.dim() != 4:
+        refuse(f"k is {tuple(k.shape)}; expected [B, T, H, K]")
+    if v.dim() != 4:
+        refuse(f"v is {tuple(v.shape)}; expected [B, T, HV, V]")
     batch, draft, groups, key_dim = k.shape
     heads = v.shape[2]
-    check(q.shape == k.shape, f"q is {tuple(q.shape)} and k {tuple(k.shape)}; they must be alike")
-    check(key_dim in STATE_SIZES, f"K={key_dim} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
-    check(1 <= draft <= 16, f"T={draft} new tokens must be in [1, 16]")
-    check(groups > 0 and heads % groups == 0, f"HV={heads} must be a multiple of H={groups}")
-    check(tuple(v.shape[:2]) == (batch, draft), f"v is {tuple(v.shape)}; k has {batch} rows of {draft} tokens")
-    for name, tensor, shape in (
-        ("a", a, (batch, draft, heads)),
-        ("b", b, (batch, draft, heads)),
-        ("A_log", A_log, (heads,)),
-        ("dt_bias", dt_bias, (heads,)),
-    ):
-        check(tuple(tensor.shape) == shape, f"{name} is {tuple(tensor.shape)}; expected {shape}")
-    check(
-        v.dtype in ACTIVATIONS and all(x.dtype == v.dtype for x in (q, k)),
-        f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one dtype of bf16, fp16 and fp32",
-    )
+    if q.shape != k.shape:
+        refuse(f"q is {tuple(q.shape)} and k {tuple(k.shape)}; they must be alike")
+    if key_dim not in STATE_SIZES:
+        refuse(f"K={key_dim} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
+    if not 1 <= draft <= 16:
+        refuse(f"T={draft} new tokens must be in [1, 16]")
+    if not (groups > 0 and heads % groups == 0):
+        refuse(f"HV={heads} must be a multiple of H={groups}")
+    if tuple(v.shape[:2]) != (batch, draft):
+        refuse(f"v is {tuple(v.shape)}; k has {batch} rows of {draft} tokens")
+    weights = (("A_log", A_log, (heads,)), ("dt_bias", dt_bias, (heads, *channels)))
+    gates = (("a", a, (batch, draft, heads, *channels)), ("b", b, (batch, draft, heads)))
+    for name, tensor, shape in (*gates, *weights):
+        if tensor is not None:
+            if tuple(tensor.shape) != shape:
+                refuse(f"{name} is {tuple(tensor.shape)}; expected {shape}")
+            check_floating([(name, tensor)])
+            check_device(v.device, [(name, tensor)])
+    if not (v.dtype in ACTIVATIONS and all(x.dtype == v.dtype for x in (q, k))):
+        refuse(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one dtype of bf16, fp16 and fp32")
+    check_device(v.device, [("q", q), ("k", k)])
     return TokenInputs(q=q, k=k, v=v, gate=a, beta=b)
 
 
@@ -77,53 +95,73 @@ def check_ucache(
     """State and rings as they were given.
 
     Raises:
-        RefusedError: one is missing, or of another shape, dtype or stride.
+        RefusedError: one is missing, or of another shape, dtype, stride or device.
     """
     for name, tensor in (("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)):
-        check(tensor is not None, f"{name} is missing")
+        if tensor is None:
+            refuse(f"{name} is missing")
     assert state is not None
     assert k is not None
     assert u is not None
     assert g is not None
-    check(
-        state.dim() == 4 and k.dim() == 4, f"state is {tuple(state.shape)} and k_cache {tuple(k.shape)}; expected 4-D"
-    )
-    check(state.dtype in STATES, f"the state is {state.dtype}; expected float32, bfloat16 or float16")
+    if not (state.dim() == 4 and k.dim() == 4):
+        refuse(f"state is {tuple(state.shape)} and k_cache {tuple(k.shape)}; expected 4-D")
+    if state.dtype not in STATES:
+        refuse(f"the state is {state.dtype}; expected float32, bfloat16 or float16")
     slots, heads, value_dim, key_dim = state.shape
     groups, rows = k.shape[1:3]
-    check(groups > 0 and heads % groups == 0, f"HV={heads} must be a multiple of H={groups}")
+    if not (groups > 0 and heads % groups == 0):
+        refuse(f"HV={heads} must be a multiple of H={groups}")
     for name, ring, shape in (
         ("k_cache", k, (slots, groups, rows, key_dim)),
         ("u_cache", u, (slots, heads, rows, value_dim)),
         ("g_cache", g, (slots, heads, rows)),
     ):
-        check(tuple(ring.shape) == shape, f"{name} is {tuple(ring.shape)}; expected {shape}")
+        if tuple(ring.shape) != shape:
+            refuse(f"{name} is {tuple(ring.shape)}; expected {shape}")
         allowed = (torch.float32,) if name == "g_cache" else ACTIVATIONS
-        check(ring.dtype in allowed, f"{name} is {ring.dtype}; expected {', '.join(map(str, allowed))}")
-    for name, tensor in (("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)):
-        dense = not slots or tensor[0].is_contiguous()
-        check(dense, f"{name}: dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+        if ring.dtype not in allowed:
+            refuse(f"{name} is {ring.dtype}; expected {', '.join(map(str, allowed))}")
+        check_device(state.device, [(name, ring)])
+    check_inner([("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)])
     if tokens is not None:
         ours, theirs = (heads, value_dim, groups, key_dim), (*tokens.v.shape[2:], *tokens.k.shape[2:])
-        check(ours == theirs, f"the state and rings are of (HV, V, H, K) = {ours}; the tokens are of {theirs}")
+        if ours != theirs:
+            refuse(f"the state and rings are of (HV, V, H, K) = {ours}; the tokens are of {theirs}")
+        check_device(state.device, [("v", tokens.v)])
     return UCache(state, k, u, g)
 
 
-def check_cursors(hist_len: Tensor, base: Tensor, batch: int, window: int, rows: int, *, in_place: bool) -> None:
+def check_output(name: str, output: Tensor | None, v: Tensor) -> None:
+    """A caller's own output.
+
+    Raises:
+        RefusedError: another shape, dtype or device than of v.
+    """
+    if output is not None:
+        alike = output.shape == v.shape and output.dtype == v.dtype
+        if not alike:
+            refuse(f"{name} is {tuple(output.shape)} {output.dtype}; expected {tuple(v.shape)} {v.dtype}, as v")
+        check_device(v.device, [(name, output)])
+
+
+def check_cursors(
+    hist_len: Tensor, base: Tensor, tokens: TokenInputs, window: int, rows: int, *, in_place: bool
+) -> None:
     """Cursors by row of the batch; their values where they are to be moved in place, which waits for the device.
 
     Raises:
-        RefusedError: another shape or dtype; moved in place also a value out of range, or a copy that would be lost.
+        RefusedError: another shape, dtype or device; moved in place also a value out of range, or a copy that would be lost.
     """
+    batch = tokens.batch
     for name, tensor, high in (("hist_len", hist_len, window), ("cache_base", base, rows - 1)):
-        check(
-            tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,),
-            f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32",
-        )
+        if not (tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,)):
+            refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32")
+        check_device(tokens.v.device, [(name, tensor)])
         if in_place:
-            check(
-                tensor.is_contiguous(), f"{name} must be contiguous to be moved in place (restart_hist_on_flush=True)"
-            )
+            if not tensor.is_contiguous():
+                refuse(f"{name} must be contiguous to be moved in place (restart_hist_on_flush=True)")
             if batch and not capturing(tensor.device):
                 low, most = (int(x) for x in tensor.aminmax())
-                check(low >= 0 and most <= high, f"{name} out of legal range [0, {high}]: min={low} max={most}")
+                if not (low >= 0 and most <= high):
+                    refuse(f"{name} out of legal range [0, {high}]: min={low} max={most}")

@@ -87,7 +87,10 @@ def installed() -> Installed:
 
 
 def uninstall() -> None:
-    """Give every name back that is still ours; twice is once."""
+    """Give every name back that `install` replaced and that is still ours; twice is once.
+
+    What a module bound to a name of its own after `install` came from FlashInfer's module as ours, and stays.
+    """
     for entry in reversed(_bound):
         if vars(entry.module).get(entry.name) is entry.ours:
             setattr(entry.module, entry.name, entry.original)

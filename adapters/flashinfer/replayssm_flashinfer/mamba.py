@@ -12,12 +12,13 @@ from replayssm_flashinfer.mamba_checks import (
     check_rows,
     check_scratch,
     check_seed,
+    check_split,
     check_tokens,
     check_window,
 )
 from replayssm_flashinfer.mamba_step import mamba_layout
 from replayssm_flashinfer.ops import checkpointing_ssu_op
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
 
 
 def allocate_checkpointing_ssu_scratch(
@@ -36,10 +37,13 @@ def allocate_checkpointing_ssu_scratch(
     Raises:
         RefusedError: a number out of range.
     """
-    check(batch_size > 0, f"batch_size={batch_size} must be at least 1")
-    check(num_heads > 0, f"num_heads={num_heads} must be at least 1")
+    if batch_size <= 0:
+        refuse(f"batch_size={batch_size} must be at least 1")
+    if num_heads <= 0:
+        refuse(f"num_heads={num_heads} must be at least 1")
     for name, given in (("num_predicted_tokens", num_predicted_tokens), ("max_window", max_window)):
-        check(0 < given <= 16, f"{name}={given} must be in [1, 16]")
+        if not 0 < given <= 16:
+            refuse(f"{name}={given} must be in [1, 16]")
     cb_scaled, cum_adt, cb_old = scratch_shapes(batch_size, num_heads, num_predicted_tokens, max_window).values()
     return (
         torch.empty(cb_scaled, dtype=dtype, device=device),
@@ -112,10 +116,11 @@ def checkpointing_ssu(
         B, C: `[B, T, G, N]`.
         dt_softplus: Δ = softplus(dt + dt_bias).
         state_batch_indices: `[B]` slots; rows of `pad_slot_id`, of a slot out of range, and the later of two rows with
-            one slot are padding: they change nothing, and their outputs are zeros.
+            tokens of one slot are padding: they change nothing, and their outputs are zeros.
         state_scale: `[S, H, P]` fp32, for int8 and fp8.
         rand_seed: one int64 on the device; rounds fp16, int8 and fp8 states stochastically, by Philox with 10 rounds.
-        cu_seqlens: `[B + 1]` int32, where rows start in a packed batch. max_seqlen: its T.
+        cu_seqlens: `[B + 1]` int32, where rows start in a packed batch. max_seqlen: its T; of a longer row the first T
+            tokens are served, and the outputs of the others are left as they are.
         long_window: allow W = L − T above 16.
         read_copy, read_copy_block_scale, read_copy_scale: a low-precision copy of the state that steps without a fold read
             in its place, and folds rewrite; fp8 `[S, H, P, N]` with scales `[S, H, P]`, or NVFP4 `[S, H, P, N / 2]` uint8
@@ -134,7 +139,8 @@ def checkpointing_ssu(
     window = check_window(x_cache.shape[2], draft, long_window=long_window)
     tokens = {"x": x, "out": out, "z": z, "dt": dt, "B": B, "C": C, "A": A, "D": D, "dt_bias": dt_bias}
     check_tokens(state, x_cache, B_cache.shape[1], tokens, *x.shape[:2])
-    check_seed(rand_seed, philox_rounds)
+    check_seed(rand_seed, philox_rounds, state.device)
+    check_split(state.dtype, d_split)
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
     check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window))
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
@@ -149,7 +155,8 @@ def checkpointing_ssu(
 
 
 def _check_copy(state: Tensor, x_cache: Tensor, B_cache: Tensor, draft: int, copy: Copy) -> None:
-    check(state.dtype != torch.int8, "an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")
+    if state.dtype == torch.int8:
+        refuse("an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")
     precision = (STATES[state.dtype], False, copy_format(copy))
     layout = mamba_layout(tuple(state.shape), B_cache.shape[1], x_cache.shape[2], draft, precision, x_cache.dtype)
     check_copy(layout, copy, state.device)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES, STATES
+from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES, STATES, check_seed
+from replayssm_flashinfer.materialize_launch import ROWS
 from replayssm_flashinfer.ops import materialize_op
-from replayssm_flashinfer.refusals import check
+from replayssm_flashinfer.refusals import refuse
+from replayssm_flashinfer.tensor_checks import check_device
 
 
 def replayssm_materialize(
@@ -49,14 +51,17 @@ def replayssm_materialize(
         state_ptrs, x_cache_ptrs, B_cache_ptrs, dt_cache_ptrs, A_ptrs, state_scale_ptrs: `[L]` int64 device addresses, a
             layer each, of the tensors that `checkpointing_ssu` takes (A: `[H]`); scales 0 where the state has none.
         *_slot_strides: `[L]` int64, from one slot to the next, in numbers.
-        src_slots, dst_slots: `[L, B]` int32; a pair with `pad_slot_id` or a slot below 0 is left out.
+        src_slots, dst_slots: `[L, B]` int32; a pair with `pad_slot_id` or a slot below 0 is left out. In a layer no two
+            requests have one target, and no target is another's source: folds run side by side.
         ring_start: `[B]` int32. replay_prefix_len: `[B]` int32, records to fold; 0 copies the state's bits. A request with
             a start outside of the ring, or a length below 0, above `max_window` or above the ring's rows, is left out.
         active_request_indices: `[B]` int32, the requests that are meant, each once, up to the first below 0.
         state_dtype: fp32, bf16, fp16, int8 or fp8 e4m3. input_dtype: of x and B. matrixA_dtype: of A.
         dim, dstate, num_heads, heads_per_group: P, N, H, H / G. max_window: 1 to 16. ring_buffer_len: L of the rings.
         rand_seed, philox_rounds: stochastic rounding of fp16, int8 and fp8 states, where the rounds are above 0.
-        dependency_inputs, dependency_outputs: tensors behind the tables, for whoever orders calls by their tensors.
+        dependency_inputs, dependency_outputs: tensors behind the tables, by which `torch.compile` knows what the call does.
+            A compiled graph needs the states, and their scales, among the outputs, or it would leave the call out; and a
+            backend that mutates in place, as "inductor" does: "aot_eager" gives outputs back as they were.
 
     Raises:
         RefusedError: an argument out of contract; nothing was written.
@@ -68,11 +73,21 @@ def replayssm_materialize(
     metadata = (ring_start, replay_prefix_len, active_request_indices)
     _check_tables(tables, src_slots, dst_slots, metadata)
     _check_numbers(dim, dstate, num_heads, heads_per_group, max_window, ring_buffer_len)
-    check(state_dtype in STATES, f"state_dtype={state_dtype} is not served")
-    check(input_dtype in ACTIVATIONS, f"input_dtype={input_dtype} is not served")
-    check(philox_rounds <= 0 or rand_seed is not None, f"philox_rounds={philox_rounds} needs rand_seed")
+    if state_dtype not in STATES:
+        refuse(f"state_dtype={state_dtype} is not served")
+    if input_dtype not in ACTIVATIONS:
+        refuse(f"input_dtype={input_dtype} is not served")
+    if matrixA_dtype not in ACTIVATIONS:
+        refuse(f"matrixA_dtype={matrixA_dtype} is not served")
+    if philox_rounds > 0 and rand_seed is None:
+        refuse(f"philox_rounds={philox_rounds} needs rand_seed")
+    if philox_rounds > 0:
+        check_seed(rand_seed, philox_rounds, src_slots.device)
+    if not dependency_outputs and torch.compiler.is_compiling():
+        refuse("torch.compile knows nothing of tables: pass the states, and their scales, in dependency_outputs")
     for name, given in (("dependency_inputs", dependency_inputs), ("dependency_outputs", dependency_outputs)):
-        check(all(isinstance(x, Tensor) for x in given or ()), f"{name} must be tensors")
+        if not all(isinstance(x, Tensor) for x in given or ()):
+            refuse(f"{name} must be tensors")
     if not src_slots.shape[1]:
         return
     materialize_op(
@@ -85,29 +100,33 @@ def replayssm_materialize(
 def _check_tables(
     tables: tuple[Tensor, ...], src_slots: Tensor, dst_slots: Tensor, metadata: tuple[Tensor, ...]
 ) -> None:
-    check(src_slots.dim() == 2 and len(src_slots) > 0, f"src_slots is {tuple(src_slots.shape)}; expected [L, B], L > 0")
+    if not (src_slots.dim() == 2 and len(src_slots) > 0):
+        refuse(f"src_slots is {tuple(src_slots.shape)}; expected [L, B], L > 0")
     layers, batch = src_slots.shape
-    check(
-        all(x.dtype == torch.int64 and tuple(x.shape) == (layers,) and x.device == src_slots.device for x in tables),
-        f"all pointer and stride tables must be 1D int64 tensors of {layers} layers on {src_slots.device}",
-    )
-    check(
-        tuple(dst_slots.shape) == (layers, batch) and all(tuple(x.shape) == (batch,) for x in metadata),
-        f"dst_slots must be {(layers, batch)}; ring_start, replay_prefix_len and active_request_indices ({batch},)",
-    )
-    check(
-        all(x.dtype == torch.int32 for x in (src_slots, dst_slots, *metadata)),
-        "src_slots, dst_slots, ring_start, replay_prefix_len and active_request_indices must be int32",
-    )
+    if batch > ROWS:
+        refuse(f"{batch} requests in one call; expected at most {ROWS}: make several calls")
+    if not all(x.dtype == torch.int64 and tuple(x.shape) == (layers,) and x.device == src_slots.device for x in tables):
+        refuse(f"all pointer and stride tables must be 1D int64 tensors of {layers} layers on {src_slots.device}")
+    if not (tuple(dst_slots.shape) == (layers, batch) and all(tuple(x.shape) == (batch,) for x in metadata)):
+        refuse(
+            f"dst_slots must be {(layers, batch)}; ring_start, replay_prefix_len and active_request_indices ({batch},)"
+        )
+    if not all(x.dtype == torch.int32 for x in (src_slots, dst_slots, *metadata)):
+        refuse("src_slots, dst_slots, ring_start, replay_prefix_len and active_request_indices must be int32")
+    names = ("dst_slots", "ring_start", "replay_prefix_len", "active_request_indices")
+    check_device(src_slots.device, zip(names, (dst_slots, *metadata), strict=True))
 
 
 def _check_numbers(dim: int, dstate: int, heads: int, heads_per_group: int, window: int, rows: int) -> None:
-    check(dim > 0, f"dim={dim} must be at least 1")
-    check(dstate in STATE_SIZES, f"dstate={dstate} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
-    check(heads > 0, f"num_heads={heads} must be at least 1")
-    check(
-        heads_per_group > 0 and heads % heads_per_group == 0,
-        f"heads_per_group={heads_per_group} must be a positive divisor of num_heads={heads}",
-    )
-    check(1 <= window <= 16, f"max_window={window} must be in [1, 16]")
-    check(rows > 0, f"ring_buffer_len={rows} must be at least 1")
+    if dim <= 0:
+        refuse(f"dim={dim} must be at least 1")
+    if dstate not in STATE_SIZES:
+        refuse(f"dstate={dstate} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
+    if heads <= 0:
+        refuse(f"num_heads={heads} must be at least 1")
+    if not (heads_per_group > 0 and heads % heads_per_group == 0):
+        refuse(f"heads_per_group={heads_per_group} must be a positive divisor of num_heads={heads}")
+    if not 1 <= window <= 16:
+        refuse(f"max_window={window} must be in [1, 16]")
+    if rows <= 0:
+        refuse(f"ring_buffer_len={rows} must be at least 1")

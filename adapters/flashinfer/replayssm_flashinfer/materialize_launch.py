@@ -9,13 +9,15 @@ import triton
 from torch import Tensor
 
 from replayssm.kernels.arguments import OPTIONS
+from replayssm_flashinfer import quantised
 from replayssm_flashinfer.kernels.materialize import choose_kernel, materialize_kernel
 from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.mamba_step import STOCHASTIC
-from replayssm_flashinfer.quantised import ROWS, window_of
 
 REQUESTS = 256
 """Entries of the active requests that a program of `choose_kernel` looks at."""
+ROWS = 65535
+"""Folds of a launch: what CUDA allows in a grid's third dimension."""
 
 
 def launch_materialize(
@@ -36,45 +38,66 @@ def launch_materialize(
         dtypes: of state, x and B, A.
         numbers: P, N, H, H / G, window, ring rows, slot of padding, Philox rounds.
     """
-    dim, dstate, num_heads, heads_per_group, max_window, ring_buffer_len, pad_slot_id, philox_rounds = numbers
-    state_dtype, input_dtype, rate_dtype = dtypes
-    ring_start = metadata[0]
     layers, batch = src_slots.shape
-    device = src_slots.device
-    rows = torch.empty(4, layers * batch, dtype=torch.int32, device=device)
+    rows = _choose(src_slots, dst_slots, metadata, numbers)
+    dense = [table.contiguous() for table in tables]
+    # All layers in one launch, but for a grid that would be too large.
+    some = max(1, ROWS // batch)
+    for first in range(0, layers, some):
+        of = slice(first, first + some)
+        _fold([table[of] for table in dense], rows[:, of], metadata[0], rand_seed, dtypes, numbers)
+
+
+def _choose(src_slots: Tensor, dst_slots: Tensor, metadata: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+    """Source, target, start and count of each wanted fold, `[4, L, B]` int32; the slot −1 elsewhere."""
+    window, ring_rows, pad = numbers[4:7]
+    layers, batch = src_slots.shape
+    rows = torch.empty(4, layers, batch, dtype=torch.int32, device=src_slots.device)
     choose_kernel[(layers, triton.cdiv(batch, REQUESTS))](
         src_slots.contiguous(),
         dst_slots.contiguous(),
         *(x.contiguous() for x in metadata),
         *rows,
         batch,
-        pad_slot_id,
-        R=ring_buffer_len,
+        pad,
+        R=ring_rows,
         # More records than the ring has rows are no prefix of it.
-        WINDOW=min(max_window, ring_buffer_len),
+        WINDOW=min(window, ring_rows),
         BR=REQUESTS,
         num_warps=1,
     )
-    like = [
-        torch.empty(1, dtype=dtype, device=device) for dtype in (state_dtype, input_dtype, torch.float32, rate_dtype)
-    ]
-    fmt = STATES[state_dtype]
-    materialize_kernel[(triton.cdiv(dim, ROWS), num_heads, layers * batch)](
+    return rows
+
+
+def _fold(
+    tables: Sequence[Tensor],
+    rows: Tensor,
+    ring_start: Tensor,
+    rand_seed: Tensor | None,
+    dtypes: Sequence[torch.dtype],
+    numbers: Sequence[int],
+) -> None:
+    """One launch; rows `[4, layers, B]` as of `_choose`."""
+    dim, dstate, heads, heads_per_group, window, ring_rows, _, philox_rounds = numbers
+    state_dtype, input_dtype, rate_dtype = dtypes
+    layers, batch = rows.shape[1:]
+    kinds = (state_dtype, input_dtype, torch.float32, rate_dtype)
+    materialize_kernel[(triton.cdiv(dim, quantised.ROWS), heads, layers * batch)](
         *rows,
         rows[2],
         ring_start if rand_seed is None else rand_seed,
         *tables,
-        *like,
+        *(torch.empty(1, dtype=dtype, device=rows.device) for dtype in kinds),
         batch,
-        **window_of(max_window, ring_buffer_len),
-        H=num_heads,
-        G=num_heads // heads_per_group,
+        **quantised.window_of(window, ring_rows),
+        H=heads,
+        G=heads // heads_per_group,
         V=dim,
         K=dstate,
-        BV=ROWS,
+        BV=quantised.ROWS,
         # As `kernels.arguments.window_sizes` chooses it: the same sums in the same order as a step's fold.
         E=min(16 // state_dtype.itemsize, dstate // 4),
-        FORMAT=fmt,
+        FORMAT=STATES[state_dtype],
         SR=rand_seed is not None and philox_rounds > 0 and state_dtype in STOCHASTIC,
         DOT="tf32x3" if input_dtype.itemsize == 4 else "tf32",
         num_warps=1,

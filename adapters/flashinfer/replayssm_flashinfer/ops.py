@@ -13,6 +13,7 @@ from replayssm_flashinfer.delta_step import DeltaMemory, step_delta
 from replayssm_flashinfer.mamba_step import gate_inputs, step_mamba
 from replayssm_flashinfer.materialize_launch import launch_materialize
 from replayssm_flashinfer.plan import RingCursors, plan_step
+from replayssm_flashinfer.tensor_checks import running_on
 from replayssm_flashinfer.ucache import UCache, fold_ucache, step_ucache
 
 
@@ -51,21 +52,24 @@ def checkpointing_ssu_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """`replayssm_flashinfer.checkpointing_ssu` after its checks; `draft` is T."""
-    gate, raw = gate_inputs(dt, dt_bias, softplus=dt_softplus)
-    step_mamba(
-        state,
-        x_cache,
-        B_cache,
-        dt_cache,
-        RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, False, cu_seqlens, pad_slot_id),
-        TokenInputs(q=C, k=B, v=x, gate=gate, raw=raw, D=D, z=z),
-        A[:, 0, 0],
-        out,
-        draft=draft,
-        state_scale=state_scale,
-        rand_seed=rand_seed,
-        read_copy=(read_copy, read_copy_block_scale, read_copy_scale),
-    )
+    with running_on(state.device):
+        gate, raw = gate_inputs(dt, dt_bias, softplus=dt_softplus)
+        step_mamba(
+            state,
+            x_cache,
+            B_cache,
+            dt_cache,
+            RingCursors(
+                state_batch_indices, ring_start, prev_num_accepted_tokens, False, cu_seqlens, pad_slot_id, x.shape[1]
+            ),
+            TokenInputs(q=C, k=B, v=x, gate=gate, raw=raw, D=D, z=z),
+            A[:, 0, 0],
+            out,
+            draft=draft,
+            state_scale=state_scale,
+            rand_seed=rand_seed,
+            read_copy=(read_copy, read_copy_block_scale, read_copy_scale),
+        )
 
 
 @torch.library.custom_op("replayssm::replayssm_materialize", mutates_args=("dependency_outputs",))
@@ -83,9 +87,10 @@ def materialize_op(
     numbers: list[int],
 ) -> None:
     """`replayssm_flashinfer.replayssm_materialize` after its checks; see `launch_materialize`."""
-    launch_materialize(
-        tables, src_slots, dst_slots, metadata, rand_seed, (state_dtype, input_dtype, rate_dtype), numbers
-    )
+    with running_on(src_slots.device):
+        launch_materialize(
+            tables, src_slots, dst_slots, metadata, rand_seed, (state_dtype, input_dtype, rate_dtype), numbers
+        )
 
 
 @torch.library.custom_op("replayssm::gdn_ucache_step", mutates_args=("state", "k_cache", "u_cache", "g_cache", "out"))
@@ -111,19 +116,20 @@ def ucache_step_op(
     rand_seed: Tensor | None,
 ) -> None:
     """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`."""
-    memory, draft = UCache(state, k_cache, u_cache, g_cache), k.shape[1]
-    plan = plan_step(
-        RingCursors(slots, base, length, by_row=True),
-        batch=k.shape[0],
-        draft=draft,
-        slots=len(state),
-        rows=memory.rows,
-        window=memory.rows - draft,
-        limit=limit,
-    )
-    raw = RawGate(A_log=A_log, dt_bias=dt_bias)
-    inputs = TokenInputs(q=q, k=k, v=v, gate=a, beta=b, qk_l2norm=l2norm, raw=raw, scale=scale)
-    step_ucache(memory, plan, inputs, rand_seed, out)
+    with running_on(state.device):
+        memory, draft = UCache(state, k_cache, u_cache, g_cache), k.shape[1]
+        plan = plan_step(
+            RingCursors(slots, base, length, by_row=True),
+            batch=k.shape[0],
+            draft=draft,
+            slots=len(state),
+            rows=memory.rows,
+            window=memory.rows - draft,
+            limit=limit,
+        )
+        raw = RawGate(A_log=A_log, dt_bias=dt_bias)
+        inputs = TokenInputs(q=q, k=k, v=v, gate=a, beta=b, qk_l2norm=l2norm, raw=raw, scale=scale)
+        step_ucache(memory, plan, inputs, rand_seed, out)
 
 
 @torch.library.custom_op("replayssm::gdn_ucache_fold", mutates_args=("state",))
@@ -138,7 +144,8 @@ def ucache_fold_op(
     count: Tensor,
 ) -> None:
     """Prefixes of FlashInfer's GDN rings folded into other slots; −1 is padding."""
-    fold_ucache(UCache(state, k_cache, u_cache, g_cache), source, target, base, count)
+    with running_on(state.device):
+        fold_ucache(UCache(state, k_cache, u_cache, g_cache), source, target, base, count)
 
 
 @torch.library.custom_op(
@@ -178,17 +185,18 @@ def delta_replay_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """`replayssm_flashinfer.delta` after its checks."""
-    raw = None if A_log is None else RawGate(A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound)
-    step_delta(
-        DeltaMemory(
-            state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale,
-            (read_copy, read_copy_block_scale, read_copy_scale),
-        ),
-        RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, pad=pad_slot_id),
-        TokenInputs(q=q, k=k, v=v, gate=a, beta=b, raw=raw, qk_l2norm=l2norm, scale=scale),
-        rand_seed,
-        out,
-    )  # fmt: skip
+    with running_on(state.device):
+        raw = None if A_log is None else RawGate(A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound)
+        step_delta(
+            DeltaMemory(
+                state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale,
+                (read_copy, read_copy_block_scale, read_copy_scale),
+            ),
+            RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, pad=pad_slot_id),
+            TokenInputs(q=q, k=k, v=v, gate=a, beta=b, raw=raw, qk_l2norm=l2norm, scale=scale),
+            rand_seed,
+            out,
+        )  # fmt: skip
 
 
 def _nothing(*arguments: object) -> None:

@@ -3,7 +3,8 @@
 The core's kernels take a plan by row of the batch; FlashInfer's callers have slots, a ring's start and the number of its
 live rows, by slot (Mamba-2) or by row of the batch (GDN), which are only read here. Numbers that FlashInfer leaves undefined
 are defined: a slot out of range is padding, so is the later row of two with one slot, a cursor past the ring wraps around,
-and a history longer than the window counts as a full one.
+and a history longer than the window counts as a full one. A packed row that is longer than T has its first T tokens, and
+places outside of the batch are no tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class RingCursors:
         by_row: `start` and `live` are `[B]`, not by slot.
         starts_of_rows: `[B + 1]` int32, where each row's tokens start in a packed batch; None where every row has T.
         pad: the slot that means padding.
+        tokens: of a packed batch.
     """
 
     slots: Tensor | None
@@ -40,6 +42,7 @@ class RingCursors:
     by_row: bool = False
     starts_of_rows: Tensor | None = None
     pad: int = -1
+    tokens: int = 0
 
 
 def plan_step(
@@ -83,6 +86,7 @@ def plan_step(
             cursors.pad,
             draft,
             limit,
+            cursors.tokens,
             R=rows,
             WINDOW=window,
             HAS_SLOTS=cursors.slots is not None,

@@ -11,16 +11,6 @@ class RefusedError(InputError, AssertionError):
     """An argument that FlashInfer's contract does not allow; names it, what was given and what is allowed."""
 
 
-def check(ok: bool, message: str) -> None:
-    """Refuse unless `ok`.
-
-    Raises:
-        RefusedError: with `message`.
-    """
-    if not ok:
-        refuse(message)
-
-
 def refuse(message: str) -> NoReturn:
     """Refuse.
 

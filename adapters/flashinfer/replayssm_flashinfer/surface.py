@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -89,6 +90,18 @@ def find(symbol: Symbol) -> tuple[Callable[..., Any] | None, str]:
     return found, ""
 
 
+def find_theirs(symbol: Symbol) -> tuple[Callable[..., Any] | None, str]:
+    """FlashInfer's own function with a contract that we know, or None and why it cannot be had."""
+    found, reason = find(symbol)
+    if found is None:
+        return None, reason
+    if found is symbol.ours:
+        return None, f"{symbol.label} is ours in this process; replayssm_flashinfer.uninstall() first"
+    ok, reason = check(symbol, found)
+    return (found, "") if ok else (None, reason)
+
+
+@lru_cache(maxsize=64)
 def check(symbol: Symbol, found: Callable[..., Any]) -> Verdict:
     """Whether we can stand in for a function: `(True, "")`, or why not."""
     theirs = inspect.signature(found).parameters

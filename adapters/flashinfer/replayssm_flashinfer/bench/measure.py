@@ -14,11 +14,19 @@ from replayssm_flashinfer.bench.contestants import OURS, Contestant
 
 LARGEST_ERROR = 3e-2
 """Relative error of outputs above which a function is wrong, not inaccurate: bf16 operands give about 3e-3."""
+LARGEST_STATE_ERROR = 0.1
+"""The same of folded states: bf16 operands give about 3e-3, fp8 with stochastic rounding 4e-2."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative L2 errors against float64: outputs of all rows, states of rows that folded, rings that must be exact."""
+    """Relative L2 errors against float64.
+
+    Attributes:
+        out: of the outputs of all rows.
+        state: of the states of rows that folded.
+        untouched: whether states of all other rows kept their bits.
+    """
 
     out: float
     state: float
@@ -27,7 +35,7 @@ class Errors:
     @property
     def ok(self) -> bool:
         """Whether a time means something."""
-        return self.untouched and self.out < LARGEST_ERROR
+        return self.untouched and self.out < LARGEST_ERROR and self.state < LARGEST_STATE_ERROR
 
 
 @dataclass(frozen=True)

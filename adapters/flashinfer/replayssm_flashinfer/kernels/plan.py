@@ -24,11 +24,22 @@ def load_live(p_live, s_live, o_row, b_slot, WINDOW: tl.constexpr, BY_ROW: tl.co
     return tl.minimum(tl.maximum(b_live, 0), WINDOW)
 
 
-@triton.jit(do_not_specialize=["rows", "slots", "pad", "draft", "limit"])
+@triton.jit
+def load_lengths(p_packed, o_row, rows, draft, tokens, PACKED: tl.constexpr):
+    """New tokens of each row: T, or what a packed batch has of it."""
+    b_length = tl.zeros(o_row.shape, dtype=tl.int32) + draft
+    if PACKED:
+        b_first = tl.load(p_packed + o_row, mask=o_row < rows, other=0)
+        b_end = tl.minimum(tl.load(p_packed + o_row + 1, mask=o_row < rows, other=0), tokens)
+        b_length = tl.where(b_first >= 0, tl.minimum(tl.maximum(b_end - b_first, 0), draft), 0)
+    return b_length
+
+
+@triton.jit(do_not_specialize=["rows", "slots", "pad", "draft", "limit", "tokens"])
 def ring_plan_kernel(
     p_slot, p_start, p_live, p_packed,
     p_order, p_plan_slot, p_plan_length, p_plan_origin, p_plan_committed, p_plan_flush, p_plan_flushes,
-    s_start, s_live, rows, slots, pad, draft, limit,
+    s_start, s_live, rows, slots, pad, draft, limit, tokens,
     R: tl.constexpr, WINDOW: tl.constexpr, HAS_SLOTS: tl.constexpr, BY_ROW: tl.constexpr, PACKED: tl.constexpr,
     BB: tl.constexpr,
 ):  # fmt: skip
@@ -36,21 +47,19 @@ def ring_plan_kernel(
     o_row = tl.program_id(0) * BB + tl.arange(0, BB)
     b_slot = load_ring_slots(p_slot, o_row, rows, slots, pad, HAS_SLOTS)
     b_live = load_live(p_live, s_live, o_row, b_slot, WINDOW, BY_ROW)
+    b_length = load_lengths(p_packed, o_row, rows, draft, tokens, PACKED)
     b_twins = tl.zeros([BB], dtype=tl.int32)
     b_place = tl.zeros([BB], dtype=tl.int32)
     for start in range(0, rows, BB):
         o_other = start + tl.arange(0, BB)
         b_other = load_ring_slots(p_slot, o_other, rows, slots, pad, HAS_SLOTS)
         b_earlier = o_other[None, :] < o_row[:, None]
-        b_twins += tl.sum(((b_other[None, :] == b_slot[:, None]) & b_earlier).to(tl.int32), axis=1)
+        # A row without tokens takes no slot from a later one.
+        b_busy = load_lengths(p_packed, o_other, rows, draft, tokens, PACKED)[None, :] > 0
+        b_twins += tl.sum(((b_other[None, :] == b_slot[:, None]) & b_earlier & b_busy).to(tl.int32), axis=1)
         b_filled = load_live(p_live, s_live, o_other, b_other, WINDOW, BY_ROW)[None, :]
         b_fuller = (b_filled > b_live[:, None]) | ((b_filled == b_live[:, None]) & b_earlier)
         b_place += tl.sum((b_fuller & (o_other < rows)[None, :]).to(tl.int32), axis=1)
-    b_length = tl.zeros([BB], dtype=tl.int32) + draft
-    if PACKED:
-        b_first = tl.load(p_packed + o_row, mask=o_row < rows, other=0)
-        b_length = tl.load(p_packed + o_row + 1, mask=o_row < rows, other=0) - b_first
-        b_length = tl.minimum(tl.maximum(b_length, 0), draft)
     b_real = (b_slot >= 0) & (b_twins == 0) & (b_length > 0)
     b_live = tl.where(b_real, b_live, 0)
     b_length = tl.where(b_real, b_length, 0)

@@ -1,0 +1,92 @@
+"""What all functions refuse of a tensor: where it is, how it lies in memory, what it is an index of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from replayssm.capability import CAPABILITIES
+from replayssm_flashinfer.refusals import refuse
+
+Named = Iterable[tuple[str, Tensor | None]]
+"""Arguments by name; those that are None are left out."""
+
+
+def check_slots(name: str, indices: Tensor | None, batch: int, state: Tensor) -> None:
+    """Slots of the rows of a batch, row b's own where None.
+
+    Raises:
+        RefusedError: another shape, dtype or device than `[B]` whole numbers beside the state, or more rows than slots.
+    """
+    if indices is None:
+        if batch > len(state):
+            refuse(f"{batch} rows without {name}, and the state has {len(state)} slots")
+        return
+    if not (indices.shape == (batch,) and indices.dtype in (torch.int32, torch.int64)):
+        refuse(f"{name} must be ({batch},) int32 or int64, got {tuple(indices.shape)} {indices.dtype}")
+    check_device(state.device, [(name, indices)])
+
+
+def check_cursors_of_slots(ring_start: Tensor, prev_num_accepted_tokens: Tensor, state: Tensor) -> None:
+    """`[S]` int32 each, at any stride that gives a slot a number of its own.
+
+    Raises:
+        RefusedError: another shape, dtype or device, or one number expanded to all slots.
+    """
+    slots = len(state)
+    for name, cursor in (("ring_start", ring_start), ("prev_num_accepted_tokens", prev_num_accepted_tokens)):
+        if not (tuple(cursor.shape) == (slots,) and cursor.dtype == torch.int32):
+            refuse(f"{name} is {tuple(cursor.shape)} {cursor.dtype}; expected {(slots,)} torch.int32")
+        check_device(state.device, [(name, cursor)])
+        if slots > 1 and cursor.stride(0) < 1:
+            refuse(f"{name} has stride 0: each slot needs a number of its own, at a stride of 1 or more")
+
+
+def check_inner(tensors: Named) -> None:
+    """Memory of slots: only the slot stride is free.
+
+    Raises:
+        RefusedError: gaps inside a slot, or another order.
+    """
+    for name, tensor in tensors:
+        if tensor is not None and len(tensor) and not tensor[0].is_contiguous():
+            refuse(f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+
+
+def check_floating(tensors: Named) -> None:
+    """Numbers whose dtype is free.
+
+    Raises:
+        RefusedError: a tensor of whole numbers.
+    """
+    for name, tensor in tensors:
+        if tensor is not None and not tensor.is_floating_point():
+            refuse(f"{name} is {tensor.dtype}; expected float32, bfloat16 or float16")
+
+
+def check_device(device: torch.device, tensors: Named) -> None:
+    """Everything is where the state is.
+
+    Raises:
+        RefusedError: a tensor is somewhere else.
+    """
+    for name, tensor in tensors:
+        if tensor is not None and tensor.device != device:
+            refuse(f"{name} is on {tensor.device}; the state is on {device}: move it there")
+
+
+def running_on(device: torch.device) -> AbstractContextManager[object]:
+    """A context for launches, which go to the current device: the tensors' own becomes it.
+
+    Raises:
+        RefusedError: kernels do not run there.
+    """
+    if device.type not in CAPABILITIES["triton"].devices:
+        refuse(
+            f"tensors are on {device}; expected a CUDA device (on a CPU, kernels run under TRITON_INTERPRET=1 alone)"
+        )
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else nullcontext()

@@ -1,0 +1,134 @@
+"""What `replayssm_materialize`, `gdn_prefix_materialize` and the functions of our own refuse before they launch anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import replayssm_flashinfer
+from replayssm_flashinfer import gdn
+
+
+def materialise_arguments(**changes):
+    table, pair, request = (
+        torch.zeros(2, dtype=torch.int64),
+        *(torch.zeros(shape, dtype=torch.int32) for shape in ((2, 3), 3)),
+    )
+    names = [
+        f"{name}_{part}" for name in ("state", "x_cache", "B_cache", "dt_cache") for part in ("ptrs", "slot_strides")
+    ]
+    return {
+        **dict.fromkeys([*names, "A_ptrs", "state_scale_ptrs", "state_scale_slot_strides"], table),
+        "src_slots": pair, "dst_slots": pair, "ring_start": request, "replay_prefix_len": request,
+        "active_request_indices": request, "state_dtype": torch.float32, "input_dtype": torch.bfloat16,
+        "matrixA_dtype": torch.float32, "dim": 64, "dstate": 128, "num_heads": 4, "heads_per_group": 2, "max_window": 16,
+        "ring_buffer_len": 18, **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"x_cache_ptrs": torch.zeros(2)}, "tables must be 1D int64 tensors of 2 layers on cpu"),
+        ({"A_ptrs": torch.zeros(3, dtype=torch.int64)}, "tables must be 1D int64"),
+        ({"src_slots": torch.zeros(0, 3, dtype=torch.int32)}, r"expected \[L, B\], L > 0"),
+        ({"dst_slots": torch.zeros(2, 4, dtype=torch.int32)}, r"dst_slots must be \(2, 3\)"),
+        ({"ring_start": torch.zeros(3, dtype=torch.int64)}, "must be int32"),
+        ({"ring_start": torch.zeros(3, dtype=torch.int32, device="meta")}, "ring_start is on meta"),
+        ({"state_dtype": torch.float64}, "state_dtype=torch.float64 is not served"),
+        ({"input_dtype": torch.int8}, "input_dtype=torch.int8 is not served"),
+        ({"matrixA_dtype": torch.int32}, "matrixA_dtype=torch.int32 is not served"),
+        ({"dstate": 100}, "dstate=100 is not served"),
+        ({"heads_per_group": 3}, "heads_per_group=3 must be a positive divisor of num_heads=4"),
+        ({"max_window": 17}, r"max_window=17 must be in \[1, 16\]"),
+        ({"ring_buffer_len": 0}, "ring_buffer_len=0"),
+        ({"philox_rounds": 10}, "philox_rounds=10 needs rand_seed"),
+        ({"philox_rounds": 10, "rand_seed": torch.zeros(1, dtype=torch.int32)}, "rand_seed must be int64"),
+        ({"dependency_outputs": [None]}, "dependency_outputs must be tensors"),
+    ],
+)
+def test_materialise_arguments_out_of_contract(changes, match):
+    with pytest.raises(replayssm_flashinfer.refusals.RefusedError, match=match):
+        replayssm_flashinfer.replayssm_materialize(**materialise_arguments(**changes))
+
+
+def test_more_requests_than_a_grid_has_are_refused():
+    many = 65536
+    request, pair = torch.zeros(many, dtype=torch.int32), torch.zeros(2, many, dtype=torch.int32)
+    changes = dict.fromkeys(("ring_start", "replay_prefix_len", "active_request_indices"), request)
+    with pytest.raises(ValueError, match="65536 requests in one call; expected at most 65535"):
+        replayssm_flashinfer.replayssm_materialize(**materialise_arguments(src_slots=pair, dst_slots=pair, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"count": torch.zeros(2)}, r"count is \(2,\) torch.float32; expected \(2,\) int32"),
+        ({"dst_slots": torch.zeros(2, dtype=torch.int32, device="meta")}, "dst_slots is on meta"),
+        ({"g_cache": torch.zeros(3, 2, 31)}, r"g_cache is \(3, 2, 31\)"),
+        ({"active_request_indices": torch.zeros(3, dtype=torch.int32)}, r"active_request_indices must be \(2,\)"),
+        ({"state": torch.zeros(3, 2, 8)}, "expected .S, HV, V, K."),
+    ],
+)
+def test_gdn_prefixes_out_of_contract(changes, match):
+    requests = {name: torch.zeros(2, dtype=torch.int32) for name in ("src_slots", "dst_slots", "cache_base", "count")}
+    pools = {
+        "state": torch.zeros(3, 2, 8, 16), "k_cache": torch.zeros(3, 1, 32, 16), "u_cache": torch.zeros(3, 2, 32, 8),
+        "g_cache": torch.zeros(3, 2, 32),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=match):
+        gdn.gdn_prefix_materialize(**{**requests, **pools, **changes})
+
+
+def replay_arguments(**changes):
+    state, (q, v, gate) = torch.randn(3, 2, 8, 16), (torch.randn(2, 1, *shape) for shape in ((1, 16), (2, 8), (2,)))
+    rings = replayssm_flashinfer.allocate_delta_rings(state, 1, 5, torch.float32)
+    tokens = {"q": q, "k": q, "v": v, "a": gate, "b": gate, "out": torch.empty_like(v)}
+    return {"state": state, **rings, **tokens, "A_log": torch.rand(2), "dt_bias": torch.rand(2), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"state": torch.zeros(3, 2, 8, 16, dtype=torch.int8)}, "state.dtype=torch.int8 is not served"),
+        ({"state": torch.zeros(3, 2, 8, 16).to(torch.float8_e4m3fn)}, "requires it"),
+        (
+            {"state": torch.zeros(3, 2, 8, 16).to(torch.float8_e4m3fn), "state_scale": torch.ones(3, 2)},
+            r"state_scale is \(3, 2\) torch.float32; expected \(3, 2, 8\)",
+        ),
+        ({"k_cache": torch.zeros(3, 16)}, r"k_cache is \(3, 16\); expected \[S, H, L, K\]"),
+        ({"g_cache": torch.zeros(3, 2, 6)}, r"g_cache is \(3, 2, 6\)"),
+        ({"v_cache": torch.zeros(3, 2, 5, 8).bfloat16()}, "v_cache is .* torch.bfloat16; expected .* torch.float32"),
+        ({"beta_cache": torch.zeros(3, 2, 5, device="meta")}, "beta_cache is on meta"),
+        ({"ring_start": torch.zeros(3)}, r"ring_start is \(3,\) torch.float32; expected \(3,\) torch.int32"),
+        ({"prev_num_accepted_tokens": torch.zeros(1, dtype=torch.int32).expand(3)}, "has stride 0"),
+        ({"out": torch.zeros(2, 1, 2, 8, dtype=torch.int32)}, "out is .* torch.int32; expected .* torch.float32"),
+        ({"a": torch.zeros(2, 1, 2, 16)}, r"a is \(2, 1, 2, 16\); expected \(2, 1, 2\)"),
+        ({"dt_bias": torch.zeros(2, 16)}, r"dt_bias is \(2, 16\); expected \(2,\)"),
+        ({"A_log": None}, "dt_bias belongs to raw gates"),
+        ({"lower_bound": 1.0}, "lower_bound=1.0 must be below 0"),
+        ({"state_batch_indices": torch.zeros(3, dtype=torch.int64)}, r"state_batch_indices must be \(2,\)"),
+        ({"rand_seed": torch.zeros(2, dtype=torch.int64)}, "rand_seed must be single-element"),
+    ],
+)
+def test_replay_arguments_out_of_contract(changes, match):
+    with pytest.raises(AssertionError, match=match):
+        replayssm_flashinfer.gated_delta_rule_replay(**replay_arguments(**changes))
+
+
+def test_drafts_as_long_as_a_ring_and_rows_without_slots():
+    long, few = torch.randn(2, 3, 1, 16), torch.randn(4, 1, 1, 16)
+    for q, match in (
+        (long, "rings of 5 rows; T=3 new tokens need at least 6"),
+        (few, "4 rows without state_batch_indices"),
+    ):
+        v, gate = torch.randn(*q.shape[:2], 2, 8), torch.randn(*q.shape[:2], 2)
+        with pytest.raises(ValueError, match=match):
+            replayssm_flashinfer.gated_delta_rule_replay(**replay_arguments(q=q, k=q, v=v, a=gate, b=gate, out=v))
+
+
+def test_rings_of_what_is_no_state():
+    with pytest.raises(ValueError, match=r"expected \[S, HV, V, K\]"):
+        replayssm_flashinfer.allocate_delta_rings(torch.zeros(3, 2, 8), 1, 5, torch.float32)
