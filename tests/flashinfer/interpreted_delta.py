@@ -141,10 +141,11 @@ def replay():
 
 
 def formats():
-    """Stored states of every format, and read copies, two value heads a key head: what is read, and what a fold writes."""
-    cases = [(dtype, None) for dtype in STORED if dtype != torch.int8]
-    for channels in (False, True):
-        for dtype, copy in (*cases, (torch.float32, "fp8"), (torch.float16, "nvfp4")):
+    """Stored states of other formats, and read copies, two value heads a key head: what is read, and what a fold writes."""
+    by_head = ((torch.bfloat16, None), (torch.float8_e4m3fn, None), (torch.float16, "nvfp4"))
+    by_channel = ((torch.float16, None), (torch.float8_e4m3fn, None), (torch.float32, "fp8"))
+    for channels, cases in ((False, by_head), (True, by_channel)):
+        for dtype, copy in cases:
             size, heads = 64 if copy else K, 2
             state, scale = stored(torch.randn(4, 2 * heads, V, size), dtype)
             memory = allocate_delta_rings(state, heads, 3, torch.float32, channel_decay=channels)
