@@ -9,7 +9,7 @@ ENVIRONMENT=${REPLAYSSM_SGLANG_ENVIRONMENT:-build/sglang}
 # Triton 3.9's interpreter refuses some of its kernels.
 pinned=("sglang==$SGLANG" torchvision==0.28.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 xgrammar==0.2.7 openai==2.8.0)
 imported=(
-  transformers==5.19.0 aiohttp cffi dill distro einops fastapi gguf httpx ipython jsonschema loguru msgspec numpy
+  transformers==5.19.0 aiohttp cffi datasets dill distro einops fastapi gguf httpx ipython jsonschema loguru msgspec numpy
   nvidia-ml-py orjson partial-json-parser pillow prometheus-client psutil pybase64 pydantic python-multipart pyzmq requests
   scipy sentencepiece setproctitle sniffio soundfile tiktoken tqdm uvicorn uvloop watchfiles zstandard
 )

@@ -32,7 +32,7 @@ def model_path(root: Path, kind: str) -> Path:
 
 
 ON_CPU = {
-    "PYTHONPATH": str(HERE / "cpu_platform" / "site"),
+    "PYTHONPATH": os.pathsep.join([str(HERE / "cpu_platform" / "site"), os.environ.get("PYTHONPATH", "")]),
     "OMP_NUM_THREADS": "1",
     "REPLAYSSM_DUMMY_WEIGHT_SCALE": "0.25",
     "SGLANG_MAMBA_CONV_DTYPE": "float16",

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import cycle
 
+import bench_client
 import pytest
 import torch
 from engine_process import converse, environment, on_gpu
@@ -213,3 +214,28 @@ def test_a_server_under_load_answers_as_a_quiet_one(tmp_path, kind):
         metrics = page(port, "metrics")
     assert "replayssm_flush_total{" in metrics
     assert f" {kind} layers, standard decode, window 16" in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not bench_client.importable(), reason="SGLang's client imports datasets")
+@pytest.mark.parametrize("kind", ["mamba2", "kda"])
+def test_sglangs_client_beside_cancelled_requests(tmp_path, kind):
+    """The 300 answers that `sglang.bench_serving` gets are those of a quiet server."""
+    from replayssm_sglang.bench.geometries import write_model
+
+    log, tokenizer = tmp_path / "log.txt", bench_client.write_tokenizer(tmp_path / "tokenizer", 2048)
+    words = [word for word in flags(kind) if word != "--skip-tokenizer-init"]
+    words += ["--tokenizer-path", str(tokenizer), "--replayssm", "exact"]
+    path, machine = write_model(f"small-{kind}", tmp_path, DTYPE), environment(None, on_gpu(tmp_path / "site"))
+    wanted = [prompt for prompt in PROMPTS if len(prompt) > 1]
+    with serving(path, log, words, machine) as port:
+        quiet = {len(prompt): answer(port, prompt, TOKENS) for prompt in wanted}
+        begun = len(log.read_text(encoding="utf-8"))
+        with ThreadPoolExecutor(9) as others:
+            requests = [wanted[i % len(wanted)] for i in range(300)]
+            client = others.submit(bench_client.answers, port, tokenizer, requests, TOKENS, 48, machine)
+            gone = bench_client.cancel_beside(client, lambda: generate(port, wanted[-1], 3000, 0.5), others, 8)
+        busy = client.result()
+        same_tokens([{"tokens": tokens} for _, tokens in busy], [quiet[length] for length, _ in busy])
+        same_tokens([answer(port, prompt, TOKENS) for prompt in wanted], list(quiet.values()))
+        assert bench_client.complaints(log.read_text(encoding="utf-8")[begun:]) == []
+    assert gone >= 40

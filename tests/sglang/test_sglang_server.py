@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
+import bench_client
 import pytest
 from engine_process import environment, installed, model_path
 from server_process import SERVER, ask, page, serving
@@ -42,6 +43,26 @@ def test_flag_log_line_metrics_and_cancelled_requests(tmp_path):
         assert f"replayssm_{name}{{" in metrics
     (line,) = [line for line in log.read_text().splitlines() if "replayssm: " in line]
     assert "2 gdn layers, standard decode, window 8, fp32 checkpoint, no read copy" in line
+
+
+@pytest.mark.skipif(not bench_client.importable(), reason="SGLang's client imports datasets")
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+def test_sglangs_client_beside_cancelled_requests(tmp_path, kind):
+    """Its answers are a quiet server's. SGLang ends a server whose idle pools lack a slot."""
+    log, tokenizer = tmp_path / "log.txt", bench_client.write_tokenizer(tmp_path / "tokenizer", 256)
+    flags = [flag for flag in SETTINGS if flag != "--skip-tokenizer-init"]
+    flags += ["--tokenizer-path", str(tokenizer), "--replayssm", "exact", "--replayssm-window", "4"]
+    prompts = [[(7 * i + 3 * j) % 250 + 2 for i in range(6 + j)] for j in range(4)]
+    with serving(model_path(tmp_path, kind), log, flags, environment(None)) as port:
+        quiet = {len(prompt): ask(port, prompt, 10) for prompt in prompts}
+        begun = len(log.read_text(encoding="utf-8"))
+        with ThreadPoolExecutor(2) as others:
+            client = others.submit(bench_client.answers, port, tokenizer, 3 * prompts, 10, 8, environment(None))
+            gone = bench_client.cancel_beside(client, lambda: ask(port, prompts[0], 200, timeout=3.0), others, 1)
+        assert sorted(client.result()) == sorted(3 * list(quiet.items()))
+        assert {len(prompt): ask(port, prompt, 10) for prompt in prompts} == quiet
+        assert bench_client.complaints(log.read_text(encoding="utf-8")[begun:]) == []
+    assert gone > 4
 
 
 def test_help_shows_the_flags():

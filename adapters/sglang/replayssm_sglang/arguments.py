@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from replayssm import ReplayConfig, UnsupportedError
+from replayssm import LayerKind, ReplayConfig, UnsupportedError
 from replayssm.capability import CAPABILITIES
 from replayssm_sglang import facts, launch, surface
 from replayssm_sglang.calls import Foreign
@@ -78,7 +78,7 @@ def check(server_args: Foreign) -> None:
     if reason is not None:
         launch.refuse(reason)
     try:
-        _check_model(server_args)
+        served_kind(server_args)
         dtype = state_dtype(config, getattr(view, "mamba_ssm_dtype", None), os.environ.get(STATE_DTYPE_VARIABLE))
     except UnsupportedError as error:
         launch.refuse(str(error))
@@ -142,8 +142,18 @@ def state_dtype(config: ReplayConfig, flag: str | None, variable: str | None) ->
     return wanted
 
 
-def _check_model(server_args: Foreign) -> None:
+def served_kind(server_args: Foreign) -> LayerKind:
+    """Which layers the model to be served has.
+
+    Raises:
+        UnsupportedError: none that are served.
+    """
     from sglang.srt.configs import hybrid_arch
     from sglang.srt.configs.model_config import ModelConfig
 
-    facts.layer_kind(ModelConfig.from_server_args(server_args), hybrid_arch)
+    return facts.layer_kind(ModelConfig.from_server_args(server_args), hybrid_arch)
+
+
+def running_requests(view: Foreign) -> int:
+    """Most requests that decode at once, 0 where SGLang decides."""
+    return int(getattr(view, "max_running_requests", None) or 0)

@@ -28,7 +28,7 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
     started = session.start(config)
     started.draft, started.tree = arguments.draft_length(view), arguments.drafts_trees(view)
     started.metrics = bool(getattr(view, "enable_metrics", False))
-    started.running_requests = int(getattr(view, "max_running_requests", None) or 0)
+    started.running_requests = arguments.running_requests(view)
     hooks: dict[Symbol, tuple[Callable[..., Foreign], HookType]] = {
         surface.LOAD_MODEL: (before_load, HookType.BEFORE),
         surface.INIT_ATTENTION: (after_attention, HookType.AFTER),

@@ -7,9 +7,12 @@ that ReplaySSM was asked for; its hooks are verified there, for SGLang logs and 
 from __future__ import annotations
 
 import argparse
+import logging
 
 from replayssm_sglang import arguments, launch, surface
 from replayssm_sglang.calls import Foreign, Original
+
+logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -62,11 +65,25 @@ def check_launch(_result: None, server_args: Foreign) -> None:
 
 
 def start_scheduler(_scheduler: Foreign, server_args: Foreign, *_args: Foreign, **_kwargs: Foreign) -> None:
-    """Before `Scheduler.__init__`: install everything, or end the process with the reason."""
+    """Before `Scheduler.__init__`: install everything, or end the process with the reason.
+
+    Where SGLang alone was measured to be faster whatever this server does, nothing is installed, and the log says why.
+    """
     config = launch.active_config()
     if config is None:
         return
     require_surface()
-    from replayssm_sglang import install
+    from replayssm_sglang import install, measured
 
+    view = surface.resolved(server_args)
+    reason = measured.reason_to_stay_off(
+        config,
+        arguments.running_requests(view),
+        arguments.draft_length(view),
+        measured.device_name(),
+        lambda: arguments.served_kind(server_args),
+    )
+    if reason is not None:
+        logger.warning("replayssm: %s", reason)
+        return
     install.install(config, server_args)

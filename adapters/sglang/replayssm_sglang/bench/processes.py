@@ -16,6 +16,7 @@ from typing import Any
 
 from replayssm.config import ENVIRONMENT
 from replayssm_sglang.bench.protocol import READY, ROW, heard
+from replayssm_sglang.measured import ALWAYS
 
 _TELLING = re.compile(r"^(\[\w+\]: )?[\w.]*(Error|Exception)\b|replayssm: ")
 """A line that says why a process ended: an exception's, some of them marked with a rank."""
@@ -124,7 +125,7 @@ class _Process:
 def _environment(job: Job, site: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name != ENVIRONMENT}
     paths = [str(site), kept.get("PYTHONPATH", "")]
-    mine = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    mine = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), ALWAYS: "1"}
     ours = {} if job.config is None else {ENVIRONMENT: json.dumps(job.config)}
     return {**kept, **mine, **job.variables, **ours}
 
