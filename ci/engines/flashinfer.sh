@@ -18,7 +18,7 @@ vllm_imports=(
 
 site() { # site FOLDER PACKAGES…: a folder for PYTHONPATH with these packages alone, made once
   if [ ! -e "$1/ready" ]; then
-    pip install --quiet --disable-pip-version-check --no-deps --target "$@"
+    pip install --quiet --disable-pip-version-check --no-compile --no-deps --target "$@"
     touch "$1/ready"
   fi
 }

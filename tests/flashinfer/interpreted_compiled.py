@@ -48,7 +48,7 @@ def mamba2():
 
 
 def gdn():
-    """The GDN ring function with a read copy and cursors in place, and a prefix of what it wrote, as one graph."""
+    """The GDN ring function with a read copy, and a prefix of what it wrote, as one graph."""
     for backend, copy in zip(BACKENDS, ["fp8", "nvfp4", "fp8"], strict=False):
         pool = Pool(torch.float32, copy, 64)
         for name, ring in pool.rings.items():

@@ -24,14 +24,15 @@ COPIED, ALIKE = 1e-6, 1e-2
 class Pool:
     """Every slot's state, rings with NaN in every row, and a read copy that is made of the states by a call."""
 
-    def __init__(self, dtype, copy, key_dim):
+    def __init__(self, dtype, copy, key_dim, activation=torch.float32):
         self.format, self.key_dim = FORMATS[copy] if copy else None, key_dim
         self.state, _ = stored(torch.randn(SLOTS, HV, V, key_dim), dtype)
         rings = {
             "k_cache": (H, RING, key_dim), "u_cache": (HV, RING, V), "g_cache": (HV, RING),
             "v_cache": (HV, RING, V), "beta_cache": (HV, RING),
         }  # fmt: skip
-        self.rings = {name: torch.full((SLOTS, *shape), float("nan")) for name, shape in rings.items()}
+        stored_as = {name: activation if name[0] in "kuv" else torch.float32 for name in rings}
+        self.rings = {name: torch.full((SLOTS, *rings[name]), float("nan"), dtype=stored_as[name]) for name in rings}
         parts = self.format.parts(V, key_dim) if copy else ()
         self.copy = {f"read_copy{part.suffix}": torch.zeros(SLOTS, HV, *part.shape, dtype=part.dtype) for part in parts}
         every, none = torch.arange(SLOTS, dtype=torch.int32), torch.zeros(SLOTS, dtype=torch.int32)
@@ -58,22 +59,22 @@ class Pool:
             assert error < limit, f"the copy of slots {slots} is off by {error:.1e}"
 
 
-def lives(dtype, copy, key_dim, steps=8, **rounding):
+def lives(dtype, copy, key_dim, *, activation=torch.float32, steps=8, **rounding):
     """Random acceptance through several windows; returns the pool, true states after all records, and cursors.
 
     Two float64 states a row: what a fold makes, from the stored state alone, and what steps between folds read, from its
     copy. Corrections of a step that folds are solved from the state itself, so there the two differ by the decayed
     difference of state and copy.
     """
-    pool, slots = Pool(dtype, copy, key_dim), torch.tensor([3, -1, 0], dtype=torch.int32)
+    pool, slots = Pool(dtype, copy, key_dim, activation), torch.tensor([3, -1, 0], dtype=torch.int32)
     A_log, bias = torch.rand(HV) - 2, torch.rand(HV)
     rule = DeltaRecurrence(A_log, bias, key_dim**-0.5)
     base, length = torch.tensor([30, 0, 7], dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     truth, seen = {0: pool.state[3].double(), 2: pool.state[0].double()}, {0: pool.read()[3], 2: pool.read()[0]}
     folded, kept = 0, bits(pool.state[[1, 2, 4]])
     for step in range(steps):
-        q, k = torch.randn(2, 3, DRAFT, H, key_dim)
-        v, a, b = torch.randn(3, DRAFT, HV, V), torch.randn(3, DRAFT, HV), torch.randn(3, DRAFT, HV)
+        shapes = ((H, key_dim), (H, key_dim), (HV, V), (HV,), (HV,))
+        q, k, v, a, b = (torch.randn(3, DRAFT, *shape).to(activation) for shape in shapes)
         stored_before = bits(pool.state), [bits(part) for part in pool.copy.values()]
         out = gated_delta_rule_mtp_ucache_flush(
             A_log, a, bias, q=q, k=k, v=v, b=b, initial_state_source=pool.state, initial_state_indices=slots,

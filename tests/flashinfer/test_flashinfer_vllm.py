@@ -1,6 +1,6 @@
 """vLLM's own dispatcher between FlashInfer's function and ours: what it binds, and what it calls.
 
-`ci/engines/vllm.sh` brings vLLM's Python and FlashInfer's; no GPU, and nothing of either compiled.
+`ci/engines/flashinfer.sh` brings vLLM's Python and FlashInfer's; no GPU, and nothing of either compiled.
 """
 
 from __future__ import annotations
