@@ -14,8 +14,11 @@ from replayssm_flashinfer import doctor, surface
 
 SYMBOLS = {symbol.label: symbol for symbol in surface.SYMBOLS}
 LATEST = next(reversed(small_flashinfer.RELEASES))
+COPY = ["read_copy", "read_copy_block_scale", "read_copy_scale"]
 EXTRA = {
-    "checkpointing_ssu": ["long_window", "read_copy", "read_copy_block_scale", "read_copy_scale"],
+    "checkpointing_ssu": ["long_window", *COPY],
+    "gated_delta_rule_mtp_ucache_flush": ["v_cache", "beta_cache", *COPY],
+    "gdn_prefix_materialize": ["v_cache", "beta_cache", *COPY],
 }
 
 

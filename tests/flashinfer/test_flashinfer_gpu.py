@@ -7,7 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
+import interpreted_compiled
 import interpreted_delta
+import interpreted_dual
 import interpreted_edges
 import interpreted_mamba
 from oracle import STORED, MambaCall, relative
@@ -26,6 +28,7 @@ def on_cuda(monkeypatch):
     monkeypatch.setattr(interpreted_mamba, "EXACT", 1e-5)
     monkeypatch.setattr(interpreted_edges, "EXACT", 1e-5)
     monkeypatch.setattr(interpreted_delta, "EXACT", 2e-5)
+    monkeypatch.setattr(interpreted_dual, "EXACT", 2e-5)
     monkeypatch.setitem(STORED, torch.float32, 1e-5)
     with torch.device("cuda"):
         yield
@@ -39,6 +42,18 @@ def test_mamba2(case):
 @pytest.mark.parametrize("case", ["ucache", "in_place", "replay", "formats"])
 def test_gdn_and_kda(case):
     getattr(interpreted_delta, case)()
+
+
+@pytest.mark.parametrize("case", ["copies", "states"])
+def test_gdn_rings_with_a_read_copy(case):
+    getattr(interpreted_dual, case)()
+
+
+@pytest.mark.parametrize("copy", ["fp8", "nvfp4"])
+def test_gdn_rings_of_bf16_with_a_read_copy(copy, monkeypatch):
+    """Normalised keys, corrections and outputs are rounded to bf16: under 1e-2 in all, an NVFP4 copy itself 9e-2."""
+    monkeypatch.setattr(interpreted_dual, "EXACT", 2e-2)
+    interpreted_dual.lives(torch.float32, copy, 128, activation=torch.bfloat16)
 
 
 @pytest.mark.parametrize("draft", [1, 4])
@@ -69,6 +84,16 @@ def test_tensors_on_another_gpu_than_the_current_one():
 @pytest.mark.parametrize("case", ["empty", "packed", "tables", "large"])
 def test_edges(case):
     getattr(interpreted_edges, case)()
+
+
+@pytest.mark.parametrize("case", ["mamba2", "gdn", "replay"])
+def test_graphs_that_inductor_compiles_have_the_bits_of_plain_calls(case, monkeypatch):
+    monkeypatch.setattr(interpreted_compiled, "BACKENDS", ["inductor"])
+    getattr(interpreted_compiled, case)()
+
+
+def test_inductor_folds_tables_where_the_states_are():
+    interpreted_compiled.tables_in_place("inductor")
 
 
 def test_a_captured_step_serves_other_rows():

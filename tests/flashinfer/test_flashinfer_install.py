@@ -116,12 +116,3 @@ def test_without_flashinfer_there_is_nothing_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(UnsupportedError, match="cannot be imported"):
         replayssm_flashinfer.install()
-
-
-def test_vllm_itself(flashinfer, monkeypatch):
-    name = "vllm.model_executor.layers.mamba.ops.ssu_dispatch"
-    dispatch = pytest.importorskip(name, reason="needs vLLM")
-    theirs = flashinfer[SYMBOLS[0].module].checkpointing_ssu
-    monkeypatch.setattr(dispatch, "_flashinfer_replayssm_kernel", theirs)
-    replayssm_flashinfer.install()
-    assert dispatch._flashinfer_replayssm_kernel is replayssm_flashinfer.checkpointing_ssu

@@ -23,13 +23,17 @@ def test_gdn_and_kda_functions_agree_with_the_recurrence(cases, seed):
     interpret(HERE / "interpreted_delta.py", cases, str(seed))
 
 
+def test_gdn_rings_with_a_read_copy(seed):
+    interpret(HERE / "interpreted_dual.py", "copies,states", str(seed))
+
+
 def test_edges_of_the_contract(seed):
     interpret(HERE / "interpreted_edges.py", "empty,packed,tables,large", str(seed))
 
 
 def test_custom_operators_and_the_backend(seed):
-    interpret(
-        HERE / "interpreted_ops.py",
-        "opchecks,compiled,compiled_tables,many_batches,bench,behind_the_core,warm",
-        str(seed),
-    )
+    interpret(HERE / "interpreted_ops.py", "opchecks,bench,behind_the_core,warm", str(seed))
+
+
+def test_compiled_graphs_have_the_bits_of_plain_calls(seed):
+    interpret(HERE / "interpreted_compiled.py", "mamba2,gdn,replay,many_batches,tables", str(seed))

@@ -181,6 +181,32 @@ def test_gdn_arguments_out_of_contract(changes, match):
         gdn.gated_delta_rule_mtp_ucache_flush(**gdn_arguments(**changes))
 
 
+def test_read_copies_of_gdn_rings_out_of_contract():
+    exact = {"v_cache": torch.zeros(3, 2, 32, 8), "beta_cache": torch.zeros(3, 2, 32)}
+    fp8 = {
+        "read_copy": torch.zeros(3, 2, 8, 16, dtype=torch.float8_e4m3fn),
+        "read_copy_scale": torch.zeros(3, 2, 8),
+    }
+    for changes, match in (
+        (fp8, "a read copy needs v_cache and beta_cache: u_cache is solved from the copy"),
+        ({"v_cache": exact["v_cache"]}, "v_cache and beta_cache belong together"),
+        ({**exact, "v_cache": torch.zeros(3, 2, 31, 8)}, r"v_cache is \(3, 2, 31, 8\); expected \(3, 2, 32, 8\)"),
+        ({**exact, "v_cache": exact["v_cache"].bfloat16()}, "v_cache is torch.bfloat16; expected torch.float32"),
+        ({**exact, "beta_cache": exact["beta_cache"].half()}, "beta_cache is torch.float16; expected torch.float32"),
+        ({**exact, "beta_cache": exact["beta_cache"].to("meta")}, "beta_cache is on meta"),
+        ({**exact, "read_copy_scale": fp8["read_copy_scale"]}, "are of a read_copy, which is missing"),
+        ({**exact, "read_copy": fp8["read_copy"]}, "read_copy_scale is missing; expected"),
+        ({**exact, **fp8, "read_copy": torch.zeros(3, 2, 8, 16)}, "read_copy is torch.float32; expected uint8"),
+        ({**exact, **fp8, "read_copy_block_scale": fp8["read_copy"]}, "read_copy_block_scale is not of a read copy in"),
+        ({**exact, "read_copy": torch.zeros(3, 2, 8, 8, dtype=torch.uint8)}, "K = 16 is below 64"),
+    ):
+        arguments = gdn_arguments(**changes)
+        before = {name: x.clone() for name, x in arguments.items() if x.device.type != "meta"}
+        with pytest.raises(InputError, match=match):
+            gdn.gated_delta_rule_mtp_ucache_flush(**arguments)
+        assert all(torch.equal(bits(x), bits(arguments[name])) for name, x in before.items())
+
+
 def test_more_rows_than_slots_need_slots():
     few = {name: gdn_arguments()[name][:1] for name in ("initial_state_source", "k_cache", "u_cache", "g_cache")}
     with pytest.raises(AssertionError, match="2 rows without initial_state_indices, and the state has 1 slots"):

@@ -70,6 +70,12 @@ def test_more_requests_than_a_grid_has_are_refused():
         ({"g_cache": torch.zeros(3, 2, 31)}, r"g_cache is \(3, 2, 31\)"),
         ({"active_request_indices": torch.zeros(3, dtype=torch.int32)}, r"active_request_indices must be \(2,\)"),
         ({"state": torch.zeros(3, 2, 8)}, "expected .S, HV, V, K."),
+        (
+            {"read_copy": torch.zeros(3, 2, 8, 16, dtype=torch.float8_e4m3fn)},
+            "a read copy needs v_cache and beta_cache",
+        ),
+        ({"beta_cache": torch.zeros(3, 2, 32)}, "v_cache and beta_cache belong together"),
+        ({"v_cache": torch.zeros(3, 2, 32, 8), "beta_cache": torch.zeros(3, 2)}, r"beta_cache is \(3, 2\)"),
     ],
 )
 def test_gdn_prefixes_out_of_contract(changes, match):

@@ -13,6 +13,7 @@ from replayssm_flashinfer.tensor_checks import check_device, check_inner
 NAMES = ("read_copy", "read_copy_block_scale", "read_copy_scale")
 FORMATS = {torch.uint8: "nvfp4", torch.float8_e4m3fn: "fp8"}
 Copy = tuple[Tensor | None, Tensor | None, Tensor | None]
+NO_COPY: Copy = (None, None, None)
 
 
 def copy_format(copy: Copy) -> str | None:
@@ -45,17 +46,19 @@ def check_copy(layout: StateLayout, copy: Copy, device: torch.device) -> None:
     served, reason = supports("triton", layout, torch.device("cuda"))
     if not served:
         refuse(reason)
-    specs = {spec.name: spec for spec in layout.buffers if spec.name in NAMES}
+    r, stored = layout.recurrence, layout.precision.read_format
+    parts = () if stored is None else stored.parts(r.value_dim, r.key_dim)
+    named = {f"read_copy{part.suffix}": part for part in parts}
     for name, tensor in zip(NAMES, copy, strict=True):
-        spec = specs.get(name)
-        if spec is None:
+        part = named.get(name)
+        if part is None:
             if tensor is not None:
                 refuse(f"{name} is not of a read copy in {layout.precision.read_copy}; leave it out")
             continue
-        shape = (layout.slots, *spec.shape)
+        shape = (layout.slots, r.heads, *part.shape)
         if tensor is None:
-            refuse(f"{name} is missing; expected {shape} {spec.dtype}")
-        if tuple(tensor.shape) != shape or tensor.dtype != spec.dtype:
-            refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {shape} {spec.dtype}")
+            refuse(f"{name} is missing; expected {shape} {part.dtype}")
+        if tuple(tensor.shape) != shape or tensor.dtype != part.dtype:
+            refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {shape} {part.dtype}")
         check_device(device, [(name, tensor)])
         check_inner([(name, tensor)])

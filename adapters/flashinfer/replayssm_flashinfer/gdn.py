@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from replayssm.inputs import TokenInputs
-from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_output, check_tokens, check_ucache
+from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_output, check_tokens
+from replayssm_flashinfer.gdn_prefix import gdn_prefix_materialize
 from replayssm_flashinfer.mamba_checks import check_seed
-from replayssm_flashinfer.ops import ucache_fold_op, ucache_step_op
+from replayssm_flashinfer.ops import ucache_step_op
 from replayssm_flashinfer.plan import RingCursors
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_device, check_slots
-from replayssm_flashinfer.ucache import UCache
+from replayssm_flashinfer.tensor_checks import check_slots
+from replayssm_flashinfer.ucache import WINDOW, UCache
+from replayssm_flashinfer.ucache_checks import check_ucache
 
-WINDOW = 16
-"""Records of a window, whatever the ring holds."""
+__all__ = ["gated_delta_rule_mtp_ucache", "gated_delta_rule_mtp_ucache_flush", "gdn_prefix_materialize"]
 
 
 def gated_delta_rule_mtp_ucache_flush(
@@ -54,6 +55,12 @@ def gated_delta_rule_mtp_ucache_flush(
     stochastic_rounding: str | None = None,
     rand_seed: Tensor | None = None,
     philox_rounds: int = 10,
+    *,
+    v_cache: Tensor | None = None,
+    beta_cache: Tensor | None = None,
+    read_copy: Tensor | None = None,
+    read_copy_block_scale: Tensor | None = None,
+    read_copy_scale: Tensor | None = None,
 ) -> Tensor:
     """A GDN step on a checkpoint and a ring of corrections: T new tokens a row, a fold where `hist_len ≥ flush_min`.
 
@@ -75,6 +82,10 @@ def gated_delta_rule_mtp_ucache_flush(
         scale: on q, K ** −0.5 where None. output: `[B, T, HV, V]`, new where None.
         stochastic_rounding: None, "none", or "philox" with `rand_seed`, for an fp16 state.
         disable_state_update, pdl_trigger, backend, philox_rounds: FlashInfer's; without effect.
+        v_cache, beta_cache: `[S, HV, R, V]` in the dtype of v and `[S, HV, R]` fp32, values and β of the records, written
+            beside u; with them a fold solves for the corrections from the state, and does not add u_cache. Both or neither.
+        read_copy, read_copy_block_scale, read_copy_scale: a low-precision copy of the state that steps without a fold read
+            in its place, and folds rewrite, as of `checkpointing_ssu`, with (P, N) = (V, K). Needs v_cache and beta_cache.
 
     Returns:
         Outputs `[B, T, HV, V]`.
@@ -90,7 +101,8 @@ def gated_delta_rule_mtp_ucache_flush(
     if backend not in ("auto", "umma", "hmma"):
         refuse(f"backend={backend!r} must be 'auto', 'umma' or 'hmma'")
     tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
-    memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache)
+    copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache, (v_cache, beta_cache), copy)
     if hist_len is None:
         refuse("hist_len is missing: [B] int32")
     draft = tokens.draft
@@ -182,74 +194,6 @@ def gated_delta_rule_mtp_ucache(
     )  # fmt: skip
 
 
-def gdn_prefix_materialize(
-    state: Tensor,
-    src_slots: Tensor,
-    dst_slots: Tensor,
-    k_cache: Tensor,
-    u_cache: Tensor,
-    g_cache: Tensor,
-    cache_base: Tensor,
-    count: Tensor,
-    active_request_indices: Tensor | None = None,
-    num_active: Tensor | None = None,
-    *,
-    min_blocks_per_mp: int = 8,
-) -> Tensor:
-    """Write the states of `src_slots` after `count` records to `dst_slots`; source and rings are only read.
-
-    Args:
-        state, k_cache, u_cache, g_cache: as of `gated_delta_rule_mtp_ucache_flush`.
-        src_slots, dst_slots, cache_base, count: `[B]` int32. A request with a slot below 0, or a count below 0 or above
-            16, is left out; 0 copies the state.
-        active_request_indices: `[B]` int32, the requests that are meant, −1 elsewhere; all where None.
-        num_active: `[1]` int32, how many of those entries count; all where None.
-        min_blocks_per_mp: FlashInfer's tuning; without effect.
-
-    Returns:
-        state.
-
-    Raises:
-        RefusedError: an argument out of contract; nothing was written.
-    """
-    if state.dim() != 4:
-        refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
-    memory = check_ucache(None, state, k_cache, u_cache, g_cache)
-    if memory.rows < WINDOW:
-        refuse(f"rings of {memory.rows} rows; expected at least {WINDOW}")
-    batch = len(src_slots)
-    for name, tensor in (
-        ("src_slots", src_slots),
-        ("dst_slots", dst_slots),
-        ("cache_base", cache_base),
-        ("count", count),
-    ):
-        if not (tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,)):
-            refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32")
-        check_device(state.device, [(name, tensor)])
-    wanted = (count >= 0) & (count <= WINDOW) & (src_slots >= 0) & (dst_slots >= 0)
-    if active_request_indices is not None:
-        if not (active_request_indices.dtype == torch.int32 and tuple(active_request_indices.shape) == (batch,)):
-            refuse(f"active_request_indices must be ({batch},) int32")
-        check_device(state.device, [("active_request_indices", active_request_indices), ("num_active", num_active)])
-        wanted = wanted & _active(active_request_indices, num_active)
-    source, target = (torch.where(wanted, x, -1) for x in (src_slots, dst_slots))
-    origin, wanted_count = cache_base % memory.rows, torch.where(wanted, count, 0)
-    ucache_fold_op(state, k_cache, u_cache, g_cache, source, target, origin, wanted_count)
-    return state
-
-
-def _active(indices: Tensor, number: Tensor | None) -> Tensor:
-    """`[B]` bool, whether each request is listed among the first `number`."""
-    batch, place = len(indices), torch.arange(len(indices), device=indices.device)
-    listed = (indices >= 0) & (indices < batch)
-    if number is not None:
-        if not (number.dtype == torch.int32 and number.numel() == 1):
-            refuse("num_active must be a one-element int32 tensor")
-        listed = listed & (place < number)
-    return ((indices[None, :] == place[:, None]) & listed[None, :]).any(1)
-
-
 def _seed(mode: str | None, seed: Tensor | None, rounds: int, memory: UCache) -> Tensor | None:
     if mode not in (None, "none", "philox"):
         refuse(f"stochastic_rounding={mode!r} is not served; 'philox' is")
@@ -277,6 +221,6 @@ def _step(
         memory.state, memory.k, memory.u, memory.g, into, cursors.slots, cursors.start, cursors.live, tokens.q, tokens.k,
         tokens.v, tokens.gate, tokens.beta, A_log, dt_bias, limit, l2norm,
         1.0 / math.sqrt(tokens.k.shape[-1]) if scale is None else scale,
-        seed,
+        seed, memory.v, memory.beta, *memory.read_copy,
     )  # fmt: skip
     return into if output is None or into is output else output.copy_(into)

@@ -10,10 +10,7 @@ from replayssm.capture import capturing
 from replayssm.inputs import TokenInputs
 from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_device, check_floating, check_inner
-from replayssm_flashinfer.ucache import UCache
-
-STATES = (torch.float32, torch.bfloat16, torch.float16)
+from replayssm_flashinfer.tensor_checks import check_device, check_floating
 
 
 def check_flags(
@@ -87,49 +84,6 @@ def check_tokens(
         refuse(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one dtype of bf16, fp16 and fp32")
     check_device(v.device, [("q", q), ("k", k)])
     return TokenInputs(q=q, k=k, v=v, gate=a, beta=b)
-
-
-def check_ucache(
-    tokens: TokenInputs | None, state: Tensor | None, k: Tensor | None, u: Tensor | None, g: Tensor | None
-) -> UCache:
-    """State and rings as they were given.
-
-    Raises:
-        RefusedError: one is missing, or of another shape, dtype, stride or device.
-    """
-    for name, tensor in (("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)):
-        if tensor is None:
-            refuse(f"{name} is missing")
-    assert state is not None
-    assert k is not None
-    assert u is not None
-    assert g is not None
-    if not (state.dim() == 4 and k.dim() == 4):
-        refuse(f"state is {tuple(state.shape)} and k_cache {tuple(k.shape)}; expected 4-D")
-    if state.dtype not in STATES:
-        refuse(f"the state is {state.dtype}; expected float32, bfloat16 or float16")
-    slots, heads, value_dim, key_dim = state.shape
-    groups, rows = k.shape[1:3]
-    if not (groups > 0 and heads % groups == 0):
-        refuse(f"HV={heads} must be a multiple of H={groups}")
-    for name, ring, shape in (
-        ("k_cache", k, (slots, groups, rows, key_dim)),
-        ("u_cache", u, (slots, heads, rows, value_dim)),
-        ("g_cache", g, (slots, heads, rows)),
-    ):
-        if tuple(ring.shape) != shape:
-            refuse(f"{name} is {tuple(ring.shape)}; expected {shape}")
-        allowed = (torch.float32,) if name == "g_cache" else ACTIVATIONS
-        if ring.dtype not in allowed:
-            refuse(f"{name} is {ring.dtype}; expected {', '.join(map(str, allowed))}")
-        check_device(state.device, [(name, ring)])
-    check_inner([("the state", state), ("k_cache", k), ("u_cache", u), ("g_cache", g)])
-    if tokens is not None:
-        ours, theirs = (heads, value_dim, groups, key_dim), (*tokens.v.shape[2:], *tokens.k.shape[2:])
-        if ours != theirs:
-            refuse(f"the state and rings are of (HV, V, H, K) = {ours}; the tokens are of {theirs}")
-        check_device(state.device, [("v", tokens.v)])
-    return UCache(state, k, u, g)
 
 
 def check_output(name: str, output: Tensor | None, v: Tensor) -> None:

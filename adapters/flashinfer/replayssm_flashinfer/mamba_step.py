@@ -15,7 +15,7 @@ from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.layer import LayerState
 from replayssm.layout import Buffers
-from replayssm_flashinfer.copy_checks import Copy, copy_format, scaled_buffers
+from replayssm_flashinfer.copy_checks import NO_COPY, Copy, copy_format, scaled_buffers
 from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.packed import gather, launch_into, spread
 from replayssm_flashinfer.plan import RingCursors, plan_step
@@ -78,7 +78,7 @@ def step_mamba(
     draft: int,
     state_scale: Tensor | None = None,
     rand_seed: Tensor | None = None,
-    read_copy: Copy = (None, None, None),
+    read_copy: Copy = NO_COPY,
 ) -> None:
     """Append, fold where a row is full, and write outputs; cursors are only read.
 

@@ -93,7 +93,13 @@ def materialize_op(
         )
 
 
-@torch.library.custom_op("replayssm::gdn_ucache_step", mutates_args=("state", "k_cache", "u_cache", "g_cache", "out"))
+@torch.library.custom_op(
+    "replayssm::gdn_ucache_step",
+    mutates_args=(
+        "state", "k_cache", "u_cache", "g_cache", "out", "v_cache", "beta_cache", "read_copy", "read_copy_block_scale",
+        "read_copy_scale",
+    ),
+)  # fmt: skip
 def ucache_step_op(
     state: Tensor,
     k_cache: Tensor,
@@ -114,10 +120,16 @@ def ucache_step_op(
     l2norm: bool,
     scale: float,
     rand_seed: Tensor | None,
+    v_cache: Tensor | None,
+    beta_cache: Tensor | None,
+    read_copy: Tensor | None,
+    read_copy_block_scale: Tensor | None,
+    read_copy_scale: Tensor | None,
 ) -> None:
     """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`."""
     with running_on(state.device):
-        memory, draft = UCache(state, k_cache, u_cache, g_cache), k.shape[1]
+        copy, draft = (read_copy, read_copy_block_scale, read_copy_scale), k.shape[1]
+        memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
         plan = plan_step(
             RingCursors(slots, base, length, by_row=True),
             batch=k.shape[0],
@@ -132,7 +144,9 @@ def ucache_step_op(
         step_ucache(memory, plan, inputs, rand_seed, out)
 
 
-@torch.library.custom_op("replayssm::gdn_ucache_fold", mutates_args=("state",))
+@torch.library.custom_op(
+    "replayssm::gdn_ucache_fold", mutates_args=("state", "read_copy", "read_copy_block_scale", "read_copy_scale")
+)
 def ucache_fold_op(
     state: Tensor,
     k_cache: Tensor,
@@ -142,10 +156,17 @@ def ucache_fold_op(
     target: Tensor,
     base: Tensor,
     count: Tensor,
+    v_cache: Tensor | None,
+    beta_cache: Tensor | None,
+    read_copy: Tensor | None,
+    read_copy_block_scale: Tensor | None,
+    read_copy_scale: Tensor | None,
 ) -> None:
     """Prefixes of FlashInfer's GDN rings folded into other slots; −1 is padding."""
     with running_on(state.device):
-        fold_ucache(UCache(state, k_cache, u_cache, g_cache), source, target, base, count)
+        copy = (read_copy, read_copy_block_scale, read_copy_scale)
+        memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
+        fold_ucache(memory, source, target, base, count)
 
 
 @torch.library.custom_op(
