@@ -77,10 +77,11 @@ def _aligned(layer: LayerState) -> bool:
     return all(x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in read)
 
 
-def read_sizes(layer: LayerState) -> dict[str, int]:
+def read_sizes(layer: LayerState, draft: int) -> dict[str, int]:
     """ER, the E of what a step reads, and P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes.
 
-    Of a copy, or of bytes, a thread has 16 bytes, and neighbouring rows, or loads, fill a line.
+    Of a copy, or of bytes, a thread has 16 bytes, and neighbouring rows, or loads, fill a line. A draft of more than four
+    tokens has rows enough for a product without parts, and no registers for them.
     """
     key_dim = layer.layout.recurrence.key_dim
     precision = layer.layout.precision
@@ -88,7 +89,8 @@ def read_sizes(layer: LayerState) -> dict[str, int]:
         return {"ER": min(32 if precision.read_copy == "nvfp4" else 16, key_dim // 4), "P": 1}
     state = layer.buffers["checkpoint"]
     columns = 4 * vector(state, key_dim)
-    return {"ER": columns // 4, "P": min(128 // (columns * state.element_size()), key_dim // columns)}
+    line = min(128 // (columns * state.element_size()), key_dim // columns)
+    return {"ER": columns // 4, "P": line if draft <= 4 else 1}
 
 
 def vector(state: Tensor, key_dim: int) -> int:

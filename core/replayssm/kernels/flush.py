@@ -11,10 +11,10 @@ import triton.language as tl
 
 from replayssm.kernels.copies import head_pointers, store_copy
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
-from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile
-from replayssm.kernels.records import fold_records
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile, tile_values
+from replayssm.kernels.records import fold_records, record_tile, store_records
 from replayssm.kernels.ring import history_rows, load_values
-from replayssm.kernels.tile import tile_rows
+from replayssm.kernels.tile import load_stored, tile_rows
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -61,7 +61,8 @@ def fold_kernel(
     SCALED: tl.constexpr = SOURCE_FORMAT == "fp8"
     if count == 0:
         for i in tl.static_range(K // C):
-            b_s = saturate(load_tile(p_from, p_from_scale, o_v, i * C, V, K, C, E, SCALED), LARGEST)
+            b_stored = load_tile(p_from, o_v, i * C, V, K, C, E)
+            b_s = saturate(tile_values(b_stored, p_from_scale, o_v, V, SCALED), LARGEST)
             store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
             store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
     else:
@@ -74,40 +75,30 @@ def fold_kernel(
         p_gate = gate_ring + source * s_gate + i_head * R * (K if CHANNEL else 1)
         origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
         o_hist, b_live = history_rows(origin, count, o_j, R), o_j < count
-        if not CHANNEL:
+        if CHANNEL:
+            b_s = fold_records(
+                p_from, p_from_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
+                V, K, R, SCALED, EXACT, ALIGN,
+            )  # fmt: skip
+            store_records(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, V, K, E, FORMAT, SR, ALIGN)
+            if COPY != "none":
+                store_copy(record_tile(b_s, E), p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+        else:
             rate = 1.0
             if not DELTA:
                 rate = tl.load(A + i_head).to(tl.float32)
             b_weight, whole, b_seen_weight, b_beta, b_inverse = load_window(
                 p_key, p_unit, p_beta, p_gate, rate, origin, count, o_j, K, R, EK, DELTA, EXACT, DOT
             )
-            b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32)
-            b_value = fold_values(
-                p_from, p_from_scale, o_v, b_value, p_key + o_hist * K, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
+            p_keys = p_key + o_hist * K
+            b_value = load_values(p_value, origin, count, first, V, V, R, J, BV)
+            b_u = fold_values(
+                p_from, p_from_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
                 V, K, E, SCALED, EXACT, DOT,
             )  # fmt: skip
-        for i in tl.static_range(K // C):
-            if CHANNEL:
-                b_s = fold_records(
-                    p_from, p_from_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
-                    V, K, R, E, SCALED, EXACT, ALIGN,
-                )  # fmt: skip
-            else:
-                b_s = fold_columns(
-                    p_from,
-                    p_from_scale,
-                    o_v,
-                    i * C,
-                    b_value,
-                    p_key + o_hist * K,
-                    b_live,
-                    whole,
-                    V,
-                    K,
-                    C,
-                    E,
-                    SCALED,
-                    DOT,
-                )
-            store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
-            store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+            for i in tl.static_range(K // C):
+                b_stored = load_tile(p_from, o_v, i * C, V, K, C, E)
+                b_keys = load_stored(p_keys + i * C, b_live, C, E)
+                b_s = fold_columns(tile_values(b_stored, p_from_scale, o_v, V, SCALED), b_u, b_keys, whole, DOT)
+                store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
+                store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)

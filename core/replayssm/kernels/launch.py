@@ -52,7 +52,7 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Ten
         **_switches(layer, plan, inputs),
         BV=tiles.value,
         TILES=count,
-        **read_sizes(layer),
+        **read_sizes(layer, plan.draft),
         num_warps=tiles.warps,
         maxnreg=tiles.registers or None,
         **OPTIONS,

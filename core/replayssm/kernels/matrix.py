@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from replayssm import formats
-from replayssm.kernels.tile import columns, flat, load_rows, store_rows, unflat
+from replayssm.kernels.tile import columns, flat, load_stored, store_rows, unflat
 
 LARGEST = tl.constexpr(formats.LARGEST)
 
@@ -18,12 +18,18 @@ def saturate(b_x, limit):
 
 
 @triton.jit
-def load_tile(
-    p_state, p_scale, o_v, column,
-    V: tl.constexpr, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr,
-):  # fmt: skip
-    """C columns from `column` on of rows `o_v` of one head's stored matrix → `[BV, C]` fp32."""
-    b_s = load_rows(p_state + o_v * K + column, o_v < V, C, E)
+def load_tile(p_state, o_v, column, end, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+    """C columns from `column` on of rows `o_v` of one head's stored matrix, as stored: `[BV, M, 4 E]`.
+
+    Rows from `end` on are zeros.
+    """
+    return load_stored(p_state + o_v * K + column, o_v < end, C, E)
+
+
+@triton.jit
+def tile_values(b_stored, p_scale, o_v, V: tl.constexpr, SCALED: tl.constexpr):
+    """What `load_tile` gave as fp32 `[BV, C]`, each row times its scale where the format has one."""
+    b_s = b_stored.to(tl.float32)
     if SCALED:
         b_s = b_s * load_row_scales(p_scale, o_v, V, SCALED)[:, None, None]
     return flat(b_s)

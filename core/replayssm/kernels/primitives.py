@@ -13,21 +13,47 @@ TF32_BITS = tl.constexpr(-8192)
 
 
 @triton.jit
-def softplus(x):
-    """log(1 + e^x), fp32, to a few units in the last place.
+def exp(x):
+    """e^x to 2^-22; below 2^-126 it is 0, which `tl.exp` spends three more instructions on."""
+    if INTERPRETED:
+        y = tl.exp(x)
+    else:
+        y = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], tl.float32, is_pure=True, pack=1
+        )
+    return y
 
-    log(1 + y) of a small y: what 1 + y has lost is in the quotient (Kahan; HP-15C Advanced Functions Handbook, 1982).
-    """
-    y = tl.exp(tl.minimum(x, 20.0))
-    rounded = 1.0 + y
-    small = tl.where(rounded == 1.0, y, tl.log(rounded) * (y / tl.where(rounded == 1.0, 1.0, rounded - 1.0)))
-    return tl.where(x > 20.0, x, small)
+
+@triton.jit
+def inverse(x):
+    """1 / x of a normal number, but for a rare last bit: an approximation and one step of Newton's."""
+    if INTERPRETED:
+        y = 1.0 / x
+    else:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+        y = tl.fma(y, tl.fma(-x, y, 1.0), y)
+    return y
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), fp32, to 2^-22: max(x, 0) + log(1 + y) of y = e^-|x|, a polynomial in y that is good to 2^-23."""
+    y = exp(-tl.abs(x))
+    p = tl.fma(y, -0.0031760570127516985, 0.019542526453733444)
+    p = tl.fma(y, p, -0.056373611092567444)
+    p = tl.fma(y, p, 0.10543623566627502)
+    p = tl.fma(y, p, -0.1526966691017151)
+    p = tl.fma(y, p, 0.1966327428817749)
+    p = tl.fma(y, p, -0.24951615929603577)
+    p = tl.fma(y, p, 0.33329710364341736)
+    p = tl.fma(y, p, -0.49999892711639404)
+    return tl.fma(y, tl.fma(y, p, 1.0), tl.maximum(x, 0.0))
 
 
 @triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x), fp32."""
-    return 1.0 / (1.0 + tl.exp(-x))
+    return 1.0 / (1.0 + exp(-x))
 
 
 @triton.jit
@@ -50,7 +76,7 @@ def activate_gate(b_gate, b_bias, rate, lower_bound, dt_min, dt_max, DELTA: tl.c
 def exp_exact(x):
     """e^x of x ≤ 0 to 1e-7, 0 below 2^-126.
 
-    `tl.exp` may be 2^-22 off, always to one side: a decay near 1 that meets a state once a window would add that up.
+    `exp` may be 2^-22 off, always to one side: a decay near 1 that meets a state once a window would add that up.
     """
     n = tl.maximum(tl.floor(x * 1.4426950408889634 + 0.5), -127.0)
     # ln 2 in two parts, of which the first times n is exact.
@@ -71,7 +97,7 @@ def exp_decay(x):
     y = tl.fma(x, y, 1.0 / 6.0)
     y = tl.fma(x, y, 0.5)
     y = tl.fma(x * x, y, x) + 1.0
-    return tl.where(x > -0.125, y, tl.exp(x))
+    return tl.where(x > -0.125, y, exp(x))
 
 
 @triton.jit

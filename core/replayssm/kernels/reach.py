@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.primitives import INTERPRETED, dot_stored
+from replayssm.kernels.primitives import INTERPRETED, dot_stored, exp
 from replayssm.kernels.ring import STRONGEST, channel_decay, head_decay, history_rows, load_keys, load_units, wrap
 from replayssm.kernels.tile import flat
 
@@ -56,13 +56,13 @@ def load_reach(
     elif CHANNEL:
         o_row = history_rows(origin, count, o_j, R)
         b_after, whole = channel_decay(p_gate + o_row * K, o_j < count, o_j, K, E)
-        b_aged = load_keys(p_key, origin, count, o_j, K, R, E).to(tl.float32) * tl.exp(b_after)
+        b_aged = load_keys(p_key, origin, count, o_j, K, R, E).to(tl.float32) * exp(b_after)
         b_reach = tl.dot(b_aged, tl.trans(b_x_end), input_precision=DOT) * b_unit[:, None]
         whole = b_path + whole
     else:
         b_dots = dot_stored(load_keys(p_key, origin, count, o_j, K, R, EK), tl.trans(b_x_end), DOT)
         b_after, whole = head_decay(p_gate, rate, origin, count, o_j, R)
-        b_reach = tl.where(b_live[None, :], b_dots, 0.0) * (b_unit * tl.exp(b_after))[:, None]
+        b_reach = tl.where(b_live[None, :], b_dots, 0.0) * (b_unit * exp(b_after))[:, None]
     return b_reach, whole
 
 
@@ -88,7 +88,7 @@ def reach_of_one(
     # Four numbers a thread, as of the gates.
     o_four = tl.max_contiguous(o_k, [4])
     b_key = tl.load(p_key + o_row[:, None] * K + o_four[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
-    b_aged = b_key * tl.exp(b_after + b_gate[None, :])
+    b_aged = b_key * exp(b_after + b_gate[None, :])
     b_of_k = b_unit * tl.sum(b_aged * tl.load(p_k + o_k).to(tl.float32)[None, :], axis=1)
     b_of_q = b_unit * tl.sum(b_aged * tl.load(p_q + o_k).to(tl.float32)[None, :], axis=1)
     b_reach = tl.where((o_x == BT)[None, :], b_of_q[:, None], 0.0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.matrix import LARGEST, load_row_scales, saturate
+from replayssm.kernels.matrix import LARGEST, load_row_scales, saturate, store_tile
 from replayssm.kernels.primitives import exp_decay
 from replayssm.kernels.ring import wrap
 from replayssm.kernels.tile import flat
@@ -51,10 +51,9 @@ def row_products(b_s, b_key):
 @triton.jit
 def fold_records(
     p_state, p_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
-    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr,
-    ALIGN: tl.constexpr,
+    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Rows `o_v` of a stored state after the `count` records from `origin`: `[BV, K]`.
+    """Rows `o_v` of a stored state after the `count` records from `origin`: `[2, BV / 2, K / 64, 64]`.
 
     p_value: the ring of raw values for EXACT, else of u. The others are a head's rings.
     """
@@ -80,4 +79,48 @@ def fold_records(
             b_value = (b_value - row_products(b_s, b_key)) * beta
         b_s = tl.fma(b_value, b_key, b_s)
         b_key, b_gate, b_value, unit, beta = b_next_key, b_next_gate, b_next_value, next_unit, next_beta
-    return saturate(flat(tl.reshape(b_s, [BV, K // (4 * E), 4 * E])), LARGEST)
+    return saturate(b_s, LARGEST)
+
+
+@triton.jit
+def record_tile(b_s, E: tl.constexpr):
+    """The same as products and other stores take it, `[BV, K]`: it passes through shared memory."""
+    BV: tl.constexpr = 2 * b_s.shape[1]
+    K: tl.constexpr = b_s.shape[2] * b_s.shape[3]
+    return flat(tl.reshape(b_s, [BV, K // (4 * E), 4 * E]))
+
+
+@triton.jit
+def read_records(b_s, b_x, b_read, E: tl.constexpr, DOT: tl.constexpr):
+    """`b_read [BV, X]` and what `b_x [X, K]` reads, 64 columns at a time, so that little shared memory is in use.
+
+    Shared memory is taken from the L1 cache, which all loads on their way need.
+    """
+    M: tl.constexpr = b_s.shape[2]
+    if M == 1:
+        b_read = tl.dot(record_tile(b_s, E), tl.trans(b_x), b_read, input_precision=DOT)
+    else:
+        X: tl.constexpr = b_x.shape[0]
+        W: tl.constexpr = b_s.shape[3]
+        b_half = tl.reshape(b_s, [2, b_s.shape[1], 2, M // 2 * W])
+        b_low, b_high = tl.split(tl.permute(b_half, (0, 1, 3, 2)))
+        b_x_low, b_x_high = tl.split(tl.permute(tl.reshape(b_x, [X, 2, M // 2 * W]), (0, 2, 1)))
+        HALF: tl.constexpr = [2, b_s.shape[1], M // 2, W]
+        b_read = read_records(tl.reshape(b_low, HALF), b_x_low, b_read, E, DOT)
+        b_read = read_records(tl.reshape(b_high, HALF), b_x_high, b_read, E, DOT)
+    return b_read
+
+
+@triton.jit
+def store_records(
+    b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v,
+    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """What `fold_records` gave → rows `o_v` of one head's stored matrix; numbers that need no more than a cast, directly."""
+    if FORMAT == "fp8" or SR:
+        store_tile(record_tile(b_s, E), p_state, p_scale, seed, slot, flushes, i_head, o_v, 0, V, K, E, FORMAT, SR)
+    else:
+        if FORMAT == "fp16":
+            b_s = saturate(b_s, 65504.0)
+        o_row = tl.reshape(o_v, [2, o_v.shape[0] // 2, 1, 1])
+        tl.store(pointers(p_state + o_row * K, K, ALIGN), b_s.to(p_state.dtype.element_ty), mask=o_row < V)

@@ -15,13 +15,13 @@ import triton.language as tl
 from replayssm import inputs
 from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile, store_copy
 from replayssm.kernels.finish import draft_reach, finish_tile, load_new, store_zeros
-from replayssm.kernels.fold import fold_columns, fold_values, load_window
-from replayssm.kernels.matrix import store_tile
-from replayssm.kernels.primitives import activate_gate, dot_stored, sigmoid, solve_unit_lower
+from replayssm.kernels.fold import fold_tile, fold_values, load_window
+from replayssm.kernels.matrix import load_tile
+from replayssm.kernels.primitives import activate_gate, dot_stored, exp, sigmoid, solve_unit_lower
 from replayssm.kernels.reach import add_history, load_reach, split_reach
-from replayssm.kernels.records import fold_records
+from replayssm.kernels.records import fold_records, read_records, record_tile, store_records
 from replayssm.kernels.ring import history_rows, load_values, wrap
-from replayssm.kernels.tile import flat, load_rows, load_stored, store_rows, tile_rows, unflat
+from replayssm.kernels.tile import flat, load_stored, prefetch_rows, store_rows, tile_rows
 from replayssm.kernels.tokens import above_mask, load_bias, load_gates, load_numbers, see_tokens, token_pointers
 
 L2_EPS = tl.constexpr(inputs.L2_EPS)
@@ -60,6 +60,9 @@ def step_kernel(
 
     # What needs no slot is loaded while the plan is on its way.
     BX: tl.constexpr = 2 * BT
+    # Long drafts need so many registers that few programs are in flight: theirs ask for tiles in advance.
+    AHEAD: tl.constexpr = BX >= 16
+    READ_WIDTH: tl.constexpr = K // 2 if COPY == "nvfp4" else K
     ROWS: tl.constexpr = TILES * BV
     first = i_part * ROWS
     o_x = tl.arange(0, BX)
@@ -69,8 +72,9 @@ def step_kernel(
     p_x = token_pointers(p_q, p_k, o_x, sq_t, sk_t, BT)
     b_new_x = load_stored(p_x, o_t < T, K, EK)
     o_gate = i_head * K if CHANNEL else i_head
-    b_gate = load_gates(gate + row * sg_b + o_gate, sg_t, o_t, K, E, T, CHANNEL)
-    bias = load_bias(dt_bias + o_gate, K, E, T, CHANNEL, RAW and HAS_BIAS)
+    o_token = tl.arange(0, BT)
+    b_gate = load_gates(gate + row * sg_b + o_gate, sg_t, o_token if CHANNEL else o_t, K, T, CHANNEL)
+    bias = load_bias(dt_bias + o_gate, K, CHANNEL, RAW and HAS_BIAS)
     b_step = tl.zeros([BX], dtype=tl.float32)
     if DELTA:
         b_step = load_numbers(beta + row * sb_b + i_head, sb_t, o_t, T)
@@ -78,7 +82,7 @@ def step_kernel(
     if not DELTA:
         rate = tl.load(A + i_head).to(tl.float32)
     elif RAW:
-        speed = tl.exp(tl.load(A_log + i_head).to(tl.float32))
+        speed = exp(tl.load(A_log + i_head).to(tl.float32))
 
     p_out = out + row * T * H * V + i_head * V
     if slot < 0:
@@ -132,11 +136,31 @@ def step_kernel(
     if not CHANNEL:
         b_gate = tl.where(b_live, b_gate, 0.0)
     elif T > 1:
-        b_gate = tl.where(b_live[:, None], b_gate, 0.0)
+        b_gate = tl.where((o_token < length)[:, None], b_gate, 0.0)
     if not DELTA:
         b_step = tl.where(b_is_k, b_gate, 0.0)
     b_scores, b_path, b_x_end, b_decay = see_tokens(
-        b_x, b_dots, b_scale, b_gate, b_above, b_is_q, o_x, rate, K, T, BX, BT, E, CHANNEL
+        b_x,
+        b_dots,
+        b_scale,
+        b_gate,
+        b_above,
+        b_is_q,
+        p_q,
+        p_k,
+        sq_t,
+        sk_t,
+        p_ancestors + i_row * T * T,
+        length,
+        o_x,
+        rate,
+        K,
+        T,
+        BX,
+        BT,
+        E,
+        CHANNEL,
+        TREE,
     )
     b_column = b_scale * b_decay
     X: tl.constexpr = BX if DELTA or T == 1 else max(BX, 16)
@@ -155,7 +179,8 @@ def step_kernel(
             o_k = tl.arange(0, K)
             tl.store(p_gate + new * K + o_k, b_gate, mask=o_k < tl.where(length > 0, K, 0))
         elif CHANNEL:
-            store_rows(p_gate + o_new * K, unflat(b_gate, E), b_is_k, K, E)
+            p_gates = p_gate + wrap(new + o_token, R)[:, None] * K + tl.arange(0, K)[None, :]
+            tl.store(p_gates, b_gate, mask=(o_token < length)[:, None])
         else:
             tl.store(p_gate + o_new, b_gate, mask=b_is_k)
         if DELTA:
@@ -171,32 +196,36 @@ def step_kernel(
             b_weight, decay, b_seen_weight, b_beta, b_inverse = load_window(
                 p_key, p_key_scale, p_beta, p_gate, rate, origin, committed, o_j, K, R, EK, DELTA, EXACT, DOT
             )
-        for i in range(tl.cdiv(tl.minimum(V - first, ROWS), FOLD_ROWS)):
+        last = tl.minimum(first + ROWS, V)
+        for i in range(tl.cdiv(last - first, FOLD_ROWS)):
             first_row = first + i * FOLD_ROWS
             o_v = first_row + tile_rows(FOLD_ROWS)
+            if AHEAD:
+                prefetch_rows(p_state, first_row + FOLD_ROWS, last, K, FOLD_ROWS)
             b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, FOLD_ROWS)
-            if not CHANNEL:
-                b_value = load_values(p_records, origin, committed, first_row, V, V, R, J, FOLD_ROWS).to(tl.float32)
-                b_value = fold_values(
+            b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
+            if CHANNEL:
+                b_s = fold_records(
+                    p_state, p_scale, o_v, p_records, p_key, p_key_scale, p_beta, p_gate, origin, committed,
+                    V, K, R, FORMAT == "fp8", EXACT, ALIGN,
+                )  # fmt: skip
+                b_read = read_records(b_s, b_x_end, b_read, E, DOT)
+                store_records(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, V, K, E, FORMAT, SR, ALIGN)
+                if COPY != "none":
+                    store_copy(record_tile(b_s, E), p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+            else:
+                b_value = load_values(p_records, origin, committed, first_row, V, V, R, J, FOLD_ROWS)
+                b_u = fold_values(
                     p_state, p_scale, o_v, b_value, p_keys, b_committed, b_seen_weight, b_beta, b_inverse, b_weight,
                     V, K, E, FORMAT == "fp8", EXACT, DOT,
                 )  # fmt: skip
-            b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
-            for c in tl.static_range(K // C):
-                if CHANNEL:
-                    b_s = fold_records(
-                        p_state, p_scale, o_v, p_records, p_key, p_key_scale, p_beta, p_gate, origin, committed,
-                        V, K, R, E, FORMAT == "fp8", EXACT, ALIGN,
-                    )  # fmt: skip
-                else:
-                    b_s = fold_columns(
-                        p_state, p_scale, o_v, c * C, b_value, p_keys, b_committed, decay,
-                        V, K, C, E, FORMAT == "fp8", DOT,
-                    )  # fmt: skip
-                store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, c * C, V, K, E, FORMAT, SR)
-                store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
-                b_x_columns = b_x_end if CHANNEL else flat(load_rows(p_x + c * C, b_live, C, E))
-                b_read = tl.dot(b_s, tl.trans(b_x_columns), b_read, input_precision=DOT)
+                b_tile = load_tile(p_state, o_v, 0, V, K, C, E)
+                b_keys, b_queries = load_stored(p_keys, b_committed, C, E), load_stored(p_x, b_live, C, E)
+                b_read = fold_tile(
+                    b_tile, b_keys, b_queries, b_read, b_u, decay, p_state, p_scale, p_copy, p_block_scale, p_copy_scale,
+                    seed, slot, flushes, i_head, o_v, p_keys, b_committed, p_x, b_live,
+                    0, V, K, C, E, FORMAT, SR, COPY, DOT,
+                )  # fmt: skip
             finish_tile(
                 b_read * b_column[None, :], b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,
                 sz_t, s_skip, first_row, new, length, o_x, H, V, R, T, BT, DELTA, SKIP, HAS_Z, DOT,
@@ -216,12 +245,16 @@ def step_kernel(
         if CHANNEL:
             b_stored, b_block_scale = load_read(p_read, p_block_scale, o_n, V, K, ER, P, READ)
         else:
-            state_decay = tl.exp(whole)
+            state_decay = exp(whole)
         b_new = load_new(p_v, sv_t, first, V, length, T, BT, X, BV)
         b_u = load_values(p_value, origin, committed, first, V, V, R, J, BV)
         b_factor = load_factors(p_read_scale, first + tile_rows(BV), V, READ)
+        if AHEAD:
+            prefetch_rows(p_read, first + BV, V if TILES > 1 else 0, READ_WIDTH, BV)
         for i in range(TILES):
             first_row = first + i * BV
+            if AHEAD:
+                prefetch_rows(p_read, first_row + 2 * BV, tl.where(i + 2 < TILES, V, 0), READ_WIDTH, BV)
             b_read = read_tile(b_stored, b_block_scale, b_read_x, BX, ER, P, READ, DOT)
             o_n += BV * P
             end = tl.where(i + 1 < TILES, V, 0)

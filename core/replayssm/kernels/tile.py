@@ -23,6 +23,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.primitives import INTERPRETED
+
+# By one thread, of bytes from a multiple of 16 on.
+PREFETCH = tl.constexpr(
+    "{ .reg .pred first; .reg .b32 lane; .reg .b64 from; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
+    "and.b64 from, $1, -16; @first cp.async.bulk.prefetch.L2.global [from], $2; mov.b32 $0, 0; }"
+)
+
 
 @triton.jit
 def columns(C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
@@ -31,6 +39,16 @@ def columns(C: tl.constexpr, E: tl.constexpr, P: tl.constexpr = 1):
     # Four threads a row: without the hint a tile of 16-bit numbers would go two to a row.
     o_e = tl.max_contiguous(tl.arange(0, 4 * E), [E])
     return (o_m[:, None] + o_e[None, :])[None, :, :]
+
+
+@triton.jit
+def prefetch_rows(p_matrix, first, end, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Ask for rows `first` to first + ROWS, below `end`, of a matrix of that WIDTH to come into the L2 cache."""
+    if not INTERPRETED:
+        count = tl.minimum(end - first, ROWS) * (WIDTH * p_matrix.dtype.element_ty.primitive_bitwidth // 8)
+        if count > 0:
+            address = (p_matrix + first * WIDTH).to(tl.int64)
+            tl.inline_asm_elementwise(PREFETCH, "=r,l,r", [address, count], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -51,13 +69,6 @@ def store_rows(p_rows, b_x, b_live, C: tl.constexpr, E: tl.constexpr):
     """`[N, M, 4 E]` → C numbers at each live pointer of `p_rows [N]`."""
     p = p_rows[:, None, None] + columns(C, E)
     tl.store(p, b_x.to(p_rows.dtype.element_ty), mask=b_live[:, None, None])
-
-
-@triton.jit
-def load_row(p_row, C: tl.constexpr, E: tl.constexpr):
-    """C numbers at one pointer → `[1, C]` fp32."""
-    o_one = tl.arange(0, 1)
-    return flat(load_rows(p_row + o_one, o_one < 1, C, E))
 
 
 @triton.jit

@@ -9,7 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.tile import flat, load_row, load_rows
+from replayssm.kernels.channel import channel_pairs, channel_paths, load_wide
+from replayssm.kernels.primitives import exp
+from replayssm.kernels.tile import flat
 
 
 @triton.jit
@@ -20,31 +22,23 @@ def load_numbers(p, s_t, o_t, T: tl.constexpr):
 
 
 @triton.jit
-def load_gates(p_gate, sg_t, o_t, K: tl.constexpr, E: tl.constexpr, T: tl.constexpr, CHANNEL: tl.constexpr):
-    """Gates of tokens `o_t [X]` of a row: `[X]`, or by channel `[X, K]`, fp32.
-
-    One token's is a number, or by channel `[K]`, a vector over all threads, where a row of a tile would be one over four.
-    """
+def load_gates(p_gate, sg_t, o_t, K: tl.constexpr, T: tl.constexpr, CHANNEL: tl.constexpr):
+    """Gates of tokens `o_t [X]` of a row: `[X]`, or by channel `[X, K]`, fp32; of one token a number, or `[K]`."""
     if not CHANNEL:
         b_gate = load_numbers(p_gate, sg_t, o_t, T)
     elif T == 1:
         b_gate = tl.load(p_gate + tl.arange(0, K)).to(tl.float32)
     else:
-        b_gate = flat(load_rows(p_gate + o_t * sg_t, o_t < T, K, E))
+        b_gate = load_wide(p_gate + o_t * sg_t, o_t < T, K)
     return b_gate
 
 
 @triton.jit
-def load_bias(p_bias, K: tl.constexpr, E: tl.constexpr, T: tl.constexpr, CHANNEL: tl.constexpr, PRESENT: tl.constexpr):
+def load_bias(p_bias, K: tl.constexpr, CHANNEL: tl.constexpr, PRESENT: tl.constexpr):
     """The gate's bias in a shape that can be added to `load_gates`, 0 where there is none."""
     bias = 0.0
     if PRESENT:
-        if not CHANNEL:
-            bias = tl.load(p_bias).to(tl.float32)
-        elif T == 1:
-            bias = tl.load(p_bias + tl.arange(0, K)).to(tl.float32)
-        else:
-            bias = load_row(p_bias, K, E)
+        bias = tl.load(p_bias + tl.arange(0, K) if CHANNEL else p_bias).to(tl.float32)
     return bias
 
 
@@ -77,36 +71,13 @@ def head_path(b_above, b_g, T: tl.constexpr):
 
 
 @triton.jit
-def channel_path(b_above, b_g, o_x, T: tl.constexpr):
-    """The same per channel: `[BX, K]`."""
-    b_path = tl.zeros_like(b_g)
-    for t in tl.static_range(T):
-        b_row = tl.sum(tl.where((o_x == t)[:, None], b_g, 0.0), axis=0)
-        b_sees = tl.sum(tl.where((o_x == t)[None, :] & b_above, 1.0, 0.0), axis=1)
-        b_path += b_sees[:, None] * b_row[None, :]
-    return b_path
-
-
-@triton.jit
-def channel_pairs(b_x, b_path, o_x, BX: tl.constexpr, T: tl.constexpr):
-    """Σ_k x_k s_k e^{P_x − P_s} `[BX, BX]` for row x and key s, decay per channel; where P_x ≤ P_s."""
-    b_scores = tl.zeros([BX, BX], dtype=tl.float32)
-    for t in tl.static_range(T):
-        b_is = (o_x == t)[:, None]
-        b_here = tl.sum(tl.where(b_is, b_path, 0.0), axis=0)[None, :]
-        b_key = tl.sum(tl.where(b_is, b_x, 0.0), axis=0)[None, :]
-        b_column = tl.sum(b_x * b_key * tl.exp(tl.minimum(b_path - b_here, 0.0)), axis=1)
-        b_scores = tl.where((o_x == t)[None, :], b_column[:, None], b_scores)
-    return b_scores
-
-
-@triton.jit
 def see_tokens(
-    b_x, b_dots, b_scale, b_gate, b_above, b_is_q, o_x, rate,
+    b_x, b_dots, b_scale, b_gate, b_above, b_is_q, p_q, p_k, sq_t, sk_t, p_ancestors, length, o_x, rate,
     K: tl.constexpr, T: tl.constexpr, BX: tl.constexpr, BT: tl.constexpr, E: tl.constexpr, CHANNEL: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     """How the rows of a step see each other and what came before. b_dots: their products with each other, `[BX, BX]`,
-    times both scales b_scale.
+    times both scales b_scale; b_gate: of the rows, by channel of the tokens.
 
     Returns:
         scores `[BX, BX]` of row x with key s, decayed from s to x, 0 where x does not see it; the path, log decay from the
@@ -121,17 +92,21 @@ def see_tokens(
         b_scores = tl.where(b_seen, b_dots, 0.0)
         if CHANNEL:
             b_path = flat(tl.reshape(b_gate, [1, K // (4 * E), 4 * E]))
-            b_x_end = b_x * tl.exp(b_path)
+            b_x_end = b_x * exp(b_path)
         else:
-            b_decay = tl.exp(b_path)
+            b_decay = exp(b_path)
     elif CHANNEL:
-        b_path = channel_path(b_above, b_gate, o_x, T)
-        b_x_end = b_x * tl.exp(b_path)
-        b_scores = tl.where(b_seen, channel_pairs(b_x, b_path, o_x, BX, T), 0.0)
-        b_scores = b_scores * b_scale[:, None] * b_scale[None, :]
+        b_paths = channel_paths(b_gate, p_ancestors, T, TREE)
+        b_twice = tl.reshape(tl.broadcast_to(b_paths[None, :, :], [2, BT, K]), [BX, K // (4 * E), 4 * E])
+        b_path = flat(b_twice)
+        b_x_end = b_x * exp(b_path)
+        b_pairs = channel_pairs(b_gate, b_paths, p_q, p_k, sq_t, sk_t, length, o_x, T, TREE)
+        b_pairs = b_pairs * b_scale[:, None] * b_scale[None, :]
+        # A query sees its own token's key as it is.
+        b_scores = tl.where(b_seen, tl.where(o_t[:, None] == o_t[None, :], b_dots, b_pairs), 0.0)
     else:
         b_path, b_x_end = head_path(b_above, b_gate * rate, T), b_x
-        b_between = tl.exp(tl.where(b_seen, b_path[:, None] - b_path[None, :], float("-inf")))
+        b_between = exp(tl.where(b_seen, b_path[:, None] - b_path[None, :], float("-inf")))
         b_scores = b_dots * b_between
-        b_decay = tl.exp(b_path)
+        b_decay = exp(b_path)
     return b_scores, b_path, b_x_end, b_decay

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import noise_tile, saturate
-from replayssm.kernels.primitives import dot_exact, exp_exact
+from replayssm.kernels.primitives import dot_exact, exp, exp_exact
 from replayssm.kernels.ring import head_decay, history_rows, load_units, load_values
 from replayssm.kernels.tile import tile_rows
 
@@ -27,7 +27,7 @@ def fold_rows(
     o_j, o_k, o_v = tl.arange(0, J), tl.arange(0, K), first + tile_rows(BV)
     o_row, b_live = history_rows(origin, count, o_j, R), o_j < count
     b_after, whole = head_decay(p_dt, rate, origin, count, o_j, R)
-    b_weight = load_units(p_dt, p_dt, origin, count, o_j, R, False) * tl.exp(b_after)
+    b_weight = load_units(p_dt, p_dt, origin, count, o_j, R, False) * exp(b_after)
     b_value = load_values(p_value, origin, count, first, V, V, R, J, BV).to(tl.float32) * b_weight[None, :]
     b_key = tl.load(p_key + o_row[:, None] * K + o_k[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
     b_scale = tl.load(p_scale + o_v, mask=o_v < V, other=0.0)
