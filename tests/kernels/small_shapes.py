@@ -1,9 +1,11 @@
-"""Every kernel once on a small shape, for a memory checker: compute-sanitizer python small_shapes.py
+"""Every kernel once on a small shape, for a memory checker: compute-sanitizer python small_shapes.py [layer [precision ...]]
 
-It checks nothing itself but that outputs are numbers; tests/conformance compares them.
+Most of its time is compiling; parts of it can run side by side, and once without the checker before. It checks nothing itself but that outputs are numbers; tests/conformance compares them.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -11,19 +13,19 @@ from replayssm import LayerKind, PrecisionPolicy, Recurrence, ReplayState, State
 from replayssm.conformance.inputs import Source
 
 SLOTS, WINDOW = 5, 6
-PRECISIONS = [
-    PrecisionPolicy(),
-    PrecisionPolicy("bf16"),
-    PrecisionPolicy("fp16", stochastic_rounding=True),
-    PrecisionPolicy("fp8", stochastic_rounding=True),
-    PrecisionPolicy(read_copy="fp8"),
-    PrecisionPolicy(read_copy="nvfp4"),
-]
+PRECISIONS = {
+    "fp32": PrecisionPolicy(),
+    "bf16": PrecisionPolicy("bf16"),
+    "fp16-sr": PrecisionPolicy("fp16", stochastic_rounding=True),
+    "fp8-sr": PrecisionPolicy("fp8", stochastic_rounding=True),
+    "fp8-copy": PrecisionPolicy(read_copy="fp8"),
+    "nvfp4-copy": PrecisionPolicy(read_copy="nvfp4"),
+}
 
 
 def live(kind: LayerKind, precision: PrecisionPolicy, draft: int, device: torch.device) -> None:
     """A state's life: steps with and without flush, padding, a tree, and every call on slots."""
-    layout = StateLayout(Recurrence(kind, 4, 2, 24, 32), SLOTS, WINDOW, draft, precision, torch.bfloat16)
+    layout = StateLayout(Recurrence(kind, 4, 2, 24, 64), SLOTS, WINDOW, draft, precision, torch.bfloat16)
     source = Source(layout.recurrence, layout.activation, device, seed=0, raw=True)
     state = ReplayState(layout, A=source.A, backend="triton", device=device)
     state.load([3, 0, 1], source.states(3))
@@ -42,8 +44,8 @@ def live(kind: LayerKind, precision: PrecisionPolicy, draft: int, device: torch.
 
 
 if __name__ == "__main__":
-    for chosen in LayerKind:
-        for policy in PRECISIONS:
+    for chosen in [LayerKind(name) for name in sys.argv[1:2]] or LayerKind:
+        for name in sys.argv[2:] or PRECISIONS:
             for tokens in (1, 3, 6):
-                live(chosen, policy, tokens, torch.device("cuda"))
+                live(chosen, PRECISIONS[name], tokens, torch.device("cuda"))
     torch.cuda.synchronize()
