@@ -1,6 +1,7 @@
 """Every kernel once on a small shape, for a memory checker: compute-sanitizer python small_shapes.py [layer [precision ...]]
 
-Most of its time is compiling; parts of it can run side by side, and once without the checker before. It checks nothing itself but that outputs are numbers; tests/conformance compares them.
+Most of its time is compiling; parts of it can run side by side, and once without the checker before. It checks nothing
+itself but that outputs are numbers; tests/conformance compares them.
 """
 
 from __future__ import annotations
