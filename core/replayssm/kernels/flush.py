@@ -76,13 +76,13 @@ def fold_kernel(
         origin, o_j = tl.load(p_origin + i_row), tl.arange(0, J)
         o_hist, b_live = history_rows(origin, count, o_j, R), o_j < count
         if CHANNEL:
-            b_s = fold_records(
+            b_records = fold_records(
                 p_from, p_from_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
                 V, K, R, SCALED, EXACT, ALIGN,
             )  # fmt: skip
-            store_records(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, V, K, E, FORMAT, SR, ALIGN)
+            store_records(b_records, p_to, p_to_scale, seed, target, flushes, i_head, o_v, V, K, E, FORMAT, SR, ALIGN)
             if COPY != "none":
-                store_copy(record_tile(b_s, E), p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+                store_copy(record_tile(b_records, E), p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
         else:
             rate = 1.0
             if not DELTA:

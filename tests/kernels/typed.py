@@ -1,0 +1,73 @@
+"""Every kernel of a layer, typed for a GPU of compute capability 9.0 without one: python typed.py LAYER
+
+The interpreter never sees what a compiler refuses: types that differ between branches or rounds of a loop. A state goes
+through its life on the CPU; each launch is brought to Triton's own representation in place of being run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+import triton
+
+# A triton backend on a CPU is the interpreter's.
+os.environ["TRITON_INTERPRET"] = "1"
+
+del os.environ["TRITON_INTERPRET"]
+
+from small_shapes import PRECISIONS, live
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction
+
+from replayssm import LayerKind
+
+TARGET = GPUTarget("cuda", 90, 32)
+NAMES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1", torch.float64: "fp64",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
+typed: set[tuple[str, str]] = set()
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + NAMES[value.dtype]
+    return {bool: "i1", int: "i32", float: "fp32"}[type(value)]
+
+
+def type_launch(kernel: JITFunction[Any], *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    options = {name: named.pop(name) for name in OPTIONS if name in named}
+    values = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
+    constant = {p.name for p in kernel.params if p.is_constexpr}
+    signature = {name: "constexpr" if name in constant else kind_of(values[name]) for name in kernel.arg_names}
+    constants = {name: values[name] for name in constant}
+    key = kernel.__name__, f"{signature} {constants}"
+    if key in typed:
+        return
+    typed.add(key)
+    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in constants.items()})
+    backend = make_backend(TARGET)
+    parsed = backend.parse_options(options)
+    context = triton._C.libtriton.ir.context()
+    triton._C.libtriton.ir.load_dialects(context)
+    backend.load_dialects(context)
+    source.make_ir(TARGET, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+
+
+def main(layer: str) -> None:
+    JITFunction.run = type_launch
+    # What no kernel has written is at least an index.
+    torch.empty, torch.empty_like, torch.Tensor.new_empty = torch.zeros, torch.zeros_like, torch.Tensor.new_zeros
+    for policy in PRECISIONS.values():
+        for draft in (1, 3, 6):
+            live(LayerKind(layer), policy, draft, torch.device("cpu"), run=False)
+    print(f"{layer}: {len(typed)} kernels typed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
