@@ -44,9 +44,11 @@ class Recurrence:
     key_dim: int
 
     def __post_init__(self) -> None:
-        # Not for what is one: torch.compile cannot follow every enumeration's call.
-        if not isinstance(self.kind, LayerKind):
-            object.__setattr__(self, "kind", _kind(self.kind))
+        try:
+            object.__setattr__(self, "kind", LayerKind(self.kind))
+        except ValueError:
+            allowed = ", ".join(LayerKind)
+            raise InputError(f"kind={self.kind!r} is not a known layer; expected one of {allowed}") from None
         for name in ("heads", "groups", "value_dim", "key_dim"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -93,10 +95,3 @@ class Recurrence:
     def gate_shape(self) -> tuple[int, ...]:
         """Trailing shape of one token's gate: `(H,)`, or `(H, K)` with a decay per channel."""
         return (self.heads, self.key_dim) if self.channel_decay else (self.heads,)
-
-
-def _kind(name: str) -> LayerKind:
-    try:
-        return LayerKind(name)
-    except ValueError:
-        raise InputError(f"kind={name!r} is not a known layer; expected one of {', '.join(LayerKind)}") from None

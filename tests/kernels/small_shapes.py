@@ -25,7 +25,11 @@ PRECISIONS = {
 
 
 def live(kind: LayerKind, precision: PrecisionPolicy, draft: int, device: torch.device, *, run: bool = True) -> None:
-    """A state's life; without `run` its launches do nothing. Steps with and without flush, padding, a tree, and every call on slots."""
+    """A state's life: steps with and without flush, padding, a tree, and every call on slots.
+
+    Args:
+        run: False where launches do nothing, and outputs are nothing to look at.
+    """
     layout = StateLayout(Recurrence(kind, 4, 2, 24, 64), SLOTS, WINDOW, draft, precision, torch.bfloat16)
     source = Source(layout.recurrence, layout.activation, device, seed=0, raw=True)
     state = ReplayState(layout, A=source.A, backend="triton", device=device, check_inputs=run)

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import torch
 import triton
-
-# A triton backend on a CPU is the interpreter's.
-os.environ["TRITON_INTERPRET"] = "1"
-
-del os.environ["TRITON_INTERPRET"]
-
-from small_shapes import PRECISIONS, live
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
-from replayssm import LayerKind
+# A triton backend on a CPU is the interpreter's.
+os.environ["TRITON_INTERPRET"] = "1"
+import_module("replayssm.capability")
+del os.environ["TRITON_INTERPRET"]
+shapes = import_module("small_shapes")
 
 TARGET = GPUTarget("cuda", 90, 32)
 NAMES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
-    torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1", torch.float64: "fp64",
+    torch.bool: "i1", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32",
+    torch.float64: "fp64",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 typed: set[tuple[str, str]] = set()
@@ -40,7 +39,8 @@ def kind_of(value: Any) -> str:
     return {bool: "i1", int: "i32", float: "fp32"}[type(value)]
 
 
-def type_launch(kernel: JITFunction[Any], *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+def type_launch(kernel: JITFunction[Any], *arguments: Any, **named: Any) -> None:
+    del named["grid"], named["warmup"]
     options = {name: named.pop(name) for name in OPTIONS if name in named}
     values = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
     constant = {p.name for p in kernel.params if p.is_constexpr}
@@ -63,10 +63,10 @@ def main(layer: str) -> None:
     JITFunction.run = type_launch
     # What no kernel has written is at least an index.
     torch.empty, torch.empty_like, torch.Tensor.new_empty = torch.zeros, torch.zeros_like, torch.Tensor.new_zeros
-    for policy in PRECISIONS.values():
+    for policy in shapes.PRECISIONS.values():
         for draft in (1, 3, 6):
-            live(LayerKind(layer), policy, draft, torch.device("cpu"), run=False)
-    print(f"{layer}: {len(typed)} kernels typed")
+            shapes.live(shapes.LayerKind(layer), policy, draft, torch.device("cpu"), run=False)
+    sys.stdout.write(f"{layer}: {len(typed)} kernels typed\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from replayssm import LayerKind
-from replayssm_flashinfer.copy_checks import check_copy
 from replayssm_flashinfer.delta_checks import check_rings, check_state, check_step
 from replayssm_flashinfer.delta_step import RINGS, DeltaMemory, delta_layout
 from replayssm_flashinfer.mamba_checks import check_seed
@@ -107,8 +106,6 @@ def gated_delta_rule_replay(
     if lower_bound is not None and (lower_bound >= 0 or A_log is None):
         refuse(f"lower_bound={lower_bound} must be below 0, with A_log")
     check_seed(rand_seed, philox_rounds, state.device)
-    if any(x is not None for x in copy):
-        check_copy(memory.layout(k.shape[1], stochastic=False), copy, state.device)
     delta_replay_op(
         state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, ring_start, prev_num_accepted_tokens,
         q, k, v, a, b, out, A_log, dt_bias, lower_bound, use_qk_l2norm_in_kernel,

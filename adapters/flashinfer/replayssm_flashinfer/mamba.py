@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replayssm_flashinfer.copy_checks import Copy, check_copy, copy_format
 from replayssm_flashinfer.mamba_checks import (
-    STATES,
     check_memory,
     check_rows,
     check_scratch,
@@ -16,7 +14,6 @@ from replayssm_flashinfer.mamba_checks import (
     check_tokens,
     check_window,
 )
-from replayssm_flashinfer.mamba_step import mamba_layout
 from replayssm_flashinfer.ops import checkpointing_ssu_op
 from replayssm_flashinfer.refusals import refuse
 
@@ -143,20 +140,9 @@ def checkpointing_ssu(
     check_split(state.dtype, d_split)
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
     check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window))
-    copy = (read_copy, read_copy_block_scale, read_copy_scale)
-    if any(x is not None for x in copy):
-        _check_copy(state, x_cache, B_cache, draft, copy)
     checkpointing_ssu_op(
         state, x_cache, B_cache, dt_cache, ring_start, prev_num_accepted_tokens, x, dt, A, B, C, out, D, z, dt_bias,
         dt_softplus, state_batch_indices, pad_slot_id, state_scale, rand_seed, cu_seqlens, draft, read_copy,
         read_copy_block_scale, read_copy_scale,
     )  # fmt: skip
     return out
-
-
-def _check_copy(state: Tensor, x_cache: Tensor, B_cache: Tensor, draft: int, copy: Copy) -> None:
-    if state.dtype == torch.int8:
-        refuse("an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")
-    precision = (STATES[state.dtype], False, copy_format(copy))
-    layout = mamba_layout(tuple(state.shape), B_cache.shape[1], x_cache.shape[2], draft, precision, x_cache.dtype)
-    check_copy(layout, copy, state.device)

@@ -15,11 +15,12 @@ from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.layer import LayerState
 from replayssm.layout import Buffers
-from replayssm_flashinfer.copy_checks import NO_COPY, Copy, copy_format, scaled_buffers
+from replayssm_flashinfer.copy_checks import NO_COPY, Copy, check_copy, copy_format, scaled_buffers
 from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.packed import gather, launch_into, spread
 from replayssm_flashinfer.plan import RingCursors, plan_step
 from replayssm_flashinfer.quantised import fold_int8
+from replayssm_flashinfer.refusals import refuse
 
 STOCHASTIC = (torch.float16, torch.float8_e4m3fn, torch.int8)
 """States that a seed rounds stochastically; others round to nearest, as FlashInfer's do."""
@@ -63,6 +64,21 @@ def mamba_layer(
     buffers |= scaled_buffers(state_scale, read_copy)
     # A seed that nobody reads may be any number on the device.
     return LayerState(layout, buffers, A, A if seed is None else seed)
+
+
+def check_mamba_copy(state: Tensor, x_cache: Tensor, B_cache: Tensor, draft: int, copy: Copy) -> None:
+    """Check a read copy beside such memory.
+
+    Raises:
+        RefusedError: see `check_copy`; or the state is int8.
+    """
+    if all(x is None for x in copy):
+        return
+    if state.dtype == torch.int8:
+        refuse("an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")
+    precision = (STATES[state.dtype], False, copy_format(copy))
+    layout = mamba_layout(tuple(state.shape), B_cache.shape[1], x_cache.shape[2], draft, precision, x_cache.dtype)
+    check_copy(layout, copy, state.device)
 
 
 def step_mamba(

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from replayssm.inputs import RawGate, TokenInputs
+from replayssm_flashinfer.copy_checks import check_copy
 from replayssm_flashinfer.delta_step import DeltaMemory, step_delta
-from replayssm_flashinfer.mamba_step import gate_inputs, step_mamba
+from replayssm_flashinfer.mamba_step import check_mamba_copy, gate_inputs, step_mamba
 from replayssm_flashinfer.materialize_launch import launch_materialize
 from replayssm_flashinfer.plan import RingCursors, plan_step
 from replayssm_flashinfer.tensor_checks import running_on
@@ -52,6 +53,8 @@ def checkpointing_ssu_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """`replayssm_flashinfer.checkpointing_ssu` after its checks; `draft` is T."""
+    copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    check_mamba_copy(state, x_cache, B_cache, draft, copy)
     with running_on(state.device):
         gate, raw = gate_inputs(dt, dt_bias, softplus=dt_softplus)
         step_mamba(
@@ -68,7 +71,7 @@ def checkpointing_ssu_op(
             draft=draft,
             state_scale=state_scale,
             rand_seed=rand_seed,
-            read_copy=(read_copy, read_copy_block_scale, read_copy_scale),
+            read_copy=copy,
         )
 
 
@@ -127,9 +130,10 @@ def ucache_step_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`."""
+    copy, draft = (read_copy, read_copy_block_scale, read_copy_scale), k.shape[1]
+    memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
+    check_copy(memory.layout(draft, stochastic=False), copy, state.device)
     with running_on(state.device):
-        copy, draft = (read_copy, read_copy_block_scale, read_copy_scale), k.shape[1]
-        memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
         plan = plan_step(
             RingCursors(slots, base, length, by_row=True),
             batch=k.shape[0],
@@ -163,9 +167,10 @@ def ucache_fold_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """Prefixes of FlashInfer's GDN rings folded into other slots; −1 is padding."""
+    copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
+    check_copy(memory.layout(1, stochastic=False), copy, state.device)
     with running_on(state.device):
-        copy = (read_copy, read_copy_block_scale, read_copy_scale)
-        memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
         fold_ucache(memory, source, target, base, count)
 
 
@@ -206,13 +211,13 @@ def delta_replay_op(
     read_copy_scale: Tensor | None,
 ) -> None:
     """`replayssm_flashinfer.delta` after its checks."""
+    copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
+    check_copy(memory.layout(k.shape[1], stochastic=False), copy, state.device)
     with running_on(state.device):
         raw = None if A_log is None else RawGate(A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound)
         step_delta(
-            DeltaMemory(
-                state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale,
-                (read_copy, read_copy_block_scale, read_copy_scale),
-            ),
+            memory,
             RingCursors(state_batch_indices, ring_start, prev_num_accepted_tokens, pad=pad_slot_id),
             TokenInputs(q=q, k=k, v=v, gate=a, beta=b, raw=raw, qk_l2norm=l2norm, scale=scale),
             rand_seed,
