@@ -11,12 +11,9 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import load_parts, load_row_scales, round_to_grid, store_tile
-from replayssm.kernels.primitives import dot_stored, exp, inverse
+from replayssm.kernels.primitives import dot_stored, exp
 from replayssm.kernels.tile import columns, flat_columns, join_parts, load_x_parts, parts, reorder, unflat
 from replayssm.kernels.unpack import NVFP4_REST, copy_order, fp8_values, nvfp4_values
-
-# What the bits of 1.5 · 2^23, 0x4B400000, add up to in a word of nibbles, 4 bits apart.
-WORD_OFFSET = tl.constexpr(0x4B400000 + 0xB4000000 + 0x40000000 - 2**32)
 
 
 @triton.jit
@@ -144,11 +141,11 @@ def store_nibbles(b_s, p_copy, p_block_scale, p_scale, o_v, V: tl.constexpr, K: 
     b_scale = round_to_grid(b_scale, 0.0, 3, -6, False)
     b_unit = b_scale * scale
     # The inverse of a unit, unless it is too small to have one.
-    b_inverse = tl.where(b_unit >= 2.0**-126, inverse(tl.maximum(b_unit, 2.0**-126)), 0.0)
+    b_inverse = tl.where(b_unit >= 2.0**-126, tl.div_rn(1.0, tl.maximum(b_unit, 2.0**-126)), 0.0)
     b_code = e2m1_code(b_blocks * b_inverse[:, :, None])
     # As many nibbles as a thread has next to each other.
     Q: tl.constexpr = min(b_s.shape[2] // 4, 8)
-    b_words = tl.sum(tl.reshape(b_code, [N, K // Q, Q]) << (tl.arange(0, Q) * 4)[None, None, :], axis=2) - WORD_OFFSET
+    b_words = tl.sum(tl.reshape(b_code, [N, K // Q, Q]) << (tl.arange(0, Q) * 4)[None, None, :], axis=2)
     p_words = p_copy.to(tl.pointer_type(tl.int32 if Q == 8 else tl.int16))
     o_word = (o_v * (K // Q))[:, None] + tl.arange(0, K // Q)[None, :]
     tl.store(p_words + o_word, b_words.to(p_words.dtype.element_ty), mask=b_live[:, None])
@@ -161,11 +158,9 @@ def store_nibbles(b_s, p_copy, p_block_scale, p_scale, o_v, V: tl.constexpr, K: 
 def e2m1_code(b_x):
     """The nearest of 0, ½, 1, 1½, 2, 3, 4, 6 as 0 to 7, ties to even codes, and 8 for a sign; beyond 6 is 6.
 
-    Added to the bits of 1.5 · 2^23, which a word of nibbles takes away at once.
     Each step of ½, 1 or 2 has its sum in which fp32 keeps whole steps only; the coarsest that is fine enough counts least.
     """
     b_abs = tl.minimum(tl.abs(b_x), 6.0)
     b_half, b_one, b_two = tl.fma(b_abs, 2.0, 12582912.0), b_abs + 12582914.0, tl.fma(b_abs, 0.5, 12582916.0)
     b_sum = tl.minimum(tl.minimum(b_half, b_one), b_two)
-    b_sign = b_x.to(tl.uint32, bitcast=True) >> 31
-    return b_sum.to(tl.int32, bitcast=True) + (b_sign << 3).to(tl.int32, bitcast=True)
+    return (b_sum.to(tl.int32, bitcast=True) & 7) | ((b_x.to(tl.int32, bitcast=True) >> 28) & 8)

@@ -25,17 +25,6 @@ def exp(x):
 
 
 @triton.jit
-def inverse(x):
-    """1 / x of a normal number, but for a rare last bit: an approximation and one step of Newton's."""
-    if INTERPRETED:
-        y = 1.0 / x
-    else:
-        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-        y = tl.fma(y, tl.fma(-x, y, 1.0), y)
-    return y
-
-
-@triton.jit
 def softplus(x):
     """log(1 + e^x), fp32, to 2^-22: max(x, 0) + log(1 + y) of y = e^-|x|, a polynomial in y that is good to 2^-23."""
     y = exp(-tl.abs(x))
