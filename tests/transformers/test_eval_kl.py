@@ -355,6 +355,7 @@ def test_a_preset_that_the_layers_cannot_do_names_those_that_they_can(place, cap
     from transformers.models.nemotron_h import NemotronHForCausalLM
 
     save(place / "narrow", NemotronHForCausalLM(config_of(family, ssm_state_size=8)))
+    capsys.readouterr()  # Saving tells how far it is.
     assert run("--model", "narrow", "--presets", "exact", "dual-nvfp4") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
