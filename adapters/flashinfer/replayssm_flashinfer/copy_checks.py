@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -16,16 +18,46 @@ Copy = tuple[Tensor | None, Tensor | None, Tensor | None]
 NO_COPY: Copy = (None, None, None)
 
 
+class Copied(Protocol):
+    """A layer's memory that may have a read copy."""
+
+    @property
+    def state(self) -> Tensor:
+        """`[S, HV, V, K]`."""
+
+    @property
+    def read_copy(self) -> Copy:
+        """The copy, its block scales, its scales."""
+
+    def layout(self, draft: int, *, stochastic: bool) -> StateLayout:
+        """The core's layout of it."""
+
+
+def absent(copy: Copy) -> bool:
+    """Whether nothing of a read copy was given."""
+    return all(x is None for x in copy)
+
+
+def check_memory_copy(memory: Copied, draft: int) -> None:
+    """Check the read copy of a memory that has one: in an operator, for torch.compile does not follow every layout.
+
+    Raises:
+        RefusedError: see `check_copy`.
+    """
+    if not absent(memory.read_copy):
+        check_copy(memory.layout(draft, stochastic=False), memory.read_copy, memory.state.device)
+
+
 def copy_format(copy: Copy) -> str | None:
     """Format of a read copy, None without one.
 
     Raises:
         RefusedError: scales without a copy, or a dtype that no format has.
     """
-    if copy[0] is None:
-        if not all(x is None for x in copy):
-            refuse("read_copy_block_scale and read_copy_scale are of a read_copy, which is missing")
+    if absent(copy):
         return None
+    if copy[0] is None:
+        refuse("read_copy_block_scale and read_copy_scale are of a read_copy, which is missing")
     if copy[0].dtype not in FORMATS:
         refuse(f"read_copy is {copy[0].dtype}; expected uint8 (NVFP4) or float8_e4m3fn (FP8)")
     return FORMATS[copy[0].dtype]
@@ -38,13 +70,11 @@ def scaled_buffers(state_scale: Tensor | None, copy: Copy) -> dict[str, Tensor]:
 
 
 def check_copy(layout: StateLayout, copy: Copy, device: torch.device) -> None:
-    """Check a read copy's buffers, if there is one: in an operator, since torch.compile does not follow every layout.
+    """Check a read copy's buffers.
 
     Raises:
         RefusedError: one is missing, too many, or of another shape, dtype, stride or device; or kernels have no such copy.
     """
-    if all(x is None for x in copy):
-        return
     served, reason = supports("triton", layout, torch.device("cuda"))
     if not served:
         refuse(reason)

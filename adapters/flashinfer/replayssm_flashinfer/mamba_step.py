@@ -15,7 +15,7 @@ from replayssm.inputs import RawGate, TokenInputs
 from replayssm.kernels.launch import launch_step
 from replayssm.layer import LayerState
 from replayssm.layout import Buffers
-from replayssm_flashinfer.copy_checks import NO_COPY, Copy, check_copy, copy_format, scaled_buffers
+from replayssm_flashinfer.copy_checks import NO_COPY, Copy, absent, check_copy, copy_format, scaled_buffers
 from replayssm_flashinfer.mamba_checks import STATES
 from replayssm_flashinfer.packed import gather, launch_into, spread
 from replayssm_flashinfer.plan import RingCursors, plan_step
@@ -67,12 +67,12 @@ def mamba_layer(
 
 
 def check_mamba_copy(state: Tensor, x_cache: Tensor, B_cache: Tensor, draft: int, copy: Copy) -> None:
-    """Check a read copy beside such memory.
+    """Check a read copy beside such memory, if there is one.
 
     Raises:
         RefusedError: see `check_copy`; or the state is int8.
     """
-    if all(x is None for x in copy):
+    if absent(copy):
         return
     if state.dtype == torch.int8:
         refuse("an int8 state has no read copy; fp32, bf16, fp16 and fp8 states do")

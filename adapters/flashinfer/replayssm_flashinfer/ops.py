@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from replayssm.inputs import RawGate, TokenInputs
-from replayssm_flashinfer.copy_checks import check_copy
+from replayssm_flashinfer.copy_checks import check_memory_copy
 from replayssm_flashinfer.delta_step import DeltaMemory, step_delta
 from replayssm_flashinfer.mamba_step import check_mamba_copy, gate_inputs, step_mamba
 from replayssm_flashinfer.materialize_launch import launch_materialize
@@ -132,7 +132,7 @@ def ucache_step_op(
     """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`."""
     copy, draft = (read_copy, read_copy_block_scale, read_copy_scale), k.shape[1]
     memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
-    check_copy(memory.layout(draft, stochastic=False), copy, state.device)
+    check_memory_copy(memory, draft)
     with running_on(state.device):
         plan = plan_step(
             RingCursors(slots, base, length, by_row=True),
@@ -169,7 +169,7 @@ def ucache_fold_op(
     """Prefixes of FlashInfer's GDN rings folded into other slots; −1 is padding."""
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
     memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
-    check_copy(memory.layout(1, stochastic=False), copy, state.device)
+    check_memory_copy(memory, 1)
     with running_on(state.device):
         fold_ucache(memory, source, target, base, count)
 
@@ -213,7 +213,7 @@ def delta_replay_op(
     """`replayssm_flashinfer.delta` after its checks."""
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
     memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
-    check_copy(memory.layout(k.shape[1], stochastic=False), copy, state.device)
+    check_memory_copy(memory, k.shape[1])
     with running_on(state.device):
         raw = None if A_log is None else RawGate(A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound)
         step_delta(

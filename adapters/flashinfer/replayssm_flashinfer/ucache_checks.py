@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from replayssm.inputs import TokenInputs
-from replayssm_flashinfer.copy_checks import NO_COPY, Copy
+from replayssm_flashinfer.copy_checks import NO_COPY, Copy, absent
 from replayssm_flashinfer.mamba_checks import ACTIVATIONS
 from replayssm_flashinfer.refusals import refuse
 from replayssm_flashinfer.tensor_checks import check_device, check_inner
@@ -68,9 +68,7 @@ def _check_exact(memory: UCache, tokens: TokenInputs | None) -> None:
         shape = tuple(memory.u.shape)
         _check_ring("v_cache", raw, shape, ACTIVATIONS if tokens is None else (tokens.v.dtype,), state)
         _check_ring("beta_cache", beta, shape[:3], (torch.float32,), state)
-    if all(x is None for x in memory.read_copy):
-        return
-    if raw is None:
+    if raw is None and not absent(memory.read_copy):
         refuse(
             "a read copy needs v_cache and beta_cache: u_cache is solved from the copy, and a fold that adds it would carry "
             "the copy's error into the state; pass both rings in every step, or leave the copy out"

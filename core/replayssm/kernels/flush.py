@@ -12,7 +12,7 @@ import triton.language as tl
 from replayssm.kernels.copies import head_pointers, store_copy
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
 from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile, tile_values
-from replayssm.kernels.records import fold_records, record_tile, store_records
+from replayssm.kernels.records import fold_records, store_records
 from replayssm.kernels.ring import history_rows, load_values
 from replayssm.kernels.tile import load_stored, tile_rows
 
@@ -80,9 +80,10 @@ def fold_kernel(
                 p_from, p_from_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
                 V, K, R, SCALED, EXACT, ALIGN,
             )  # fmt: skip
-            store_records(b_records, p_to, p_to_scale, seed, target, flushes, i_head, o_v, V, K, E, FORMAT, SR, ALIGN)
-            if COPY != "none":
-                store_copy(record_tile(b_records, E), p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+            store_records(
+                b_records, p_to, p_to_scale, p_copy, p_block_scale, p_copy_scale, seed, target, flushes, i_head, o_v,
+                V, K, E, FORMAT, SR, COPY, ALIGN,
+            )  # fmt: skip
         else:
             rate = 1.0
             if not DELTA:

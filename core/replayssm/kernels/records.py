@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.copies import store_copy
 from replayssm.kernels.matrix import LARGEST, load_row_scales, saturate, store_tile
 from replayssm.kernels.primitives import exp_decay
 from replayssm.kernels.ring import wrap
@@ -113,14 +114,19 @@ def read_records(b_s, b_x, b_read, E: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def store_records(
-    b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v,
-    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, ALIGN: tl.constexpr,
+    b_s, p_state, p_scale, p_copy, p_block_scale, p_copy_scale, seed, slot, flushes, i_head, o_v,
+    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """What `fold_records` gave → rows `o_v` of one head's stored matrix; numbers that need no more than a cast, directly."""
+    """What `fold_records` gave → rows `o_v` of one head's stored matrix, and of its read copy.
+
+    Numbers that need no more than a cast are stored from where they are.
+    """
     if FORMAT == "fp8" or SR:
         store_tile(record_tile(b_s, E), p_state, p_scale, seed, slot, flushes, i_head, o_v, 0, V, K, E, FORMAT, SR)
     else:
-        if FORMAT == "fp16":
-            b_s = saturate(b_s, 65504.0)
+        b_stored = saturate(b_s, 65504.0) if FORMAT == "fp16" else b_s
         o_row = tl.reshape(o_v, [2, o_v.shape[0] // 2, 1, 1])
-        tl.store(pointers(p_state + o_row * K, K, ALIGN), b_s.to(p_state.dtype.element_ty), mask=o_row < V)
+        tl.store(pointers(p_state + o_row * K, K, ALIGN), b_stored.to(p_state.dtype.element_ty), mask=o_row < V)
+    if COPY != "none":
+        store_copy(record_tile(b_s, E), p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)

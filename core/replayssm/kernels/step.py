@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 from replayssm import inputs
-from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile, store_copy
+from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile
 from replayssm.kernels.finish import draft_reach, finish_tile, load_new, store_zeros
 from replayssm.kernels.fold import fold_tile, fold_values, load_window
 from replayssm.kernels.matrix import load_tile
 from replayssm.kernels.primitives import activate_gate, dot_stored, exp, sigmoid, solve_unit_lower
 from replayssm.kernels.reach import add_history, load_reach, split_reach
-from replayssm.kernels.records import fold_records, read_records, record_tile, store_records
+from replayssm.kernels.records import fold_records, read_records, store_records
 from replayssm.kernels.ring import history_rows, load_values, wrap
 from replayssm.kernels.tile import flat, load_stored, prefetch_rows, store_rows, tile_rows
 from replayssm.kernels.tokens import above_mask, load_bias, load_gates, load_numbers, see_tokens, token_pointers
@@ -140,28 +140,9 @@ def step_kernel(
     if not DELTA:
         b_step = tl.where(b_is_k, b_gate, 0.0)
     b_scores, b_path, b_x_end, b_decay = see_tokens(
-        b_x,
-        b_dots,
-        b_scale,
-        b_gate,
-        b_above,
-        b_is_q,
-        p_q,
-        p_k,
-        sq_t,
-        sk_t,
-        p_ancestors + i_row * T * T,
-        length,
-        o_x,
-        rate,
-        K,
-        T,
-        BX,
-        BT,
-        E,
-        CHANNEL,
-        TREE,
-    )
+        b_x, b_dots, b_scale, b_gate, b_above, b_is_q, p_q, p_k, sq_t, sk_t, p_ancestors + i_row * T * T, length, o_x, rate,
+        K, T, BX, BT, E, CHANNEL, TREE,
+    )  # fmt: skip
     b_column = b_scale * b_decay
     X: tl.constexpr = BX if DELTA or T == 1 else max(BX, 16)
     b_inner = b_scores
@@ -210,9 +191,10 @@ def step_kernel(
                     V, K, R, FORMAT == "fp8", EXACT, ALIGN,
                 )  # fmt: skip
                 b_read = read_records(b_s, b_x_end, b_read, E, DOT)
-                store_records(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, V, K, E, FORMAT, SR, ALIGN)
-                if COPY != "none":
-                    store_copy(record_tile(b_s, E), p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+                store_records(
+                    b_s, p_state, p_scale, p_copy, p_block_scale, p_copy_scale, seed, slot, flushes, i_head, o_v,
+                    V, K, E, FORMAT, SR, COPY, ALIGN,
+                )  # fmt: skip
             else:
                 b_value = load_values(p_records, origin, committed, first_row, V, V, R, J, FOLD_ROWS)
                 b_u = fold_values(
