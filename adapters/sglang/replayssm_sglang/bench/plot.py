@@ -18,13 +18,13 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def panels(rows: Iterable[Row]) -> dict[tuple[str, int], Curves]:
-    """(model, draft) → mode → (batch, ratio), batches in order; of what was compared with SGLang alone."""
+    """(model, draft) → mode → (batch, ratio), batches in order; of what was compared with SGLang alone at several batches."""
     found: dict[tuple[str, int], Curves] = {}
     for row in sorted(rows, key=lambda row: (row["draft"], row.get("batch", 0))):
         if "us" in row and row["ratio"] is not None and row["mode"] != PLAIN:
             curves = found.setdefault((row["model"], row["draft"]), {})
             curves.setdefault(row["mode"], []).append((row["batch"], row["ratio"]))
-    return found
+    return {place: curves for place, curves in found.items() if max(map(len, curves.values())) > 1}
 
 
 def plot(rows: Iterable[Row], path: Path) -> None:
