@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from replayssm import PrecisionPolicy, RawGate, Recurrence, ReplayState, StateLayout, TokenInputs
+from replayssm.kernels.tiles import Tiles, forced
 
 ROWS, STEPS = 2, 7
 SLOTS = [3, 0]
@@ -21,6 +22,8 @@ GEOMETRY = {
     "gdn": Recurrence.gdn(value_heads=2, key_heads=1, value_dim=24, key_dim=32),
     "kda": Recurrence.kda(heads=2, value_dim=24, key_dim=16),
 }
+# A program for each fold of rows that flush, of which one is shared where both do; a program for all; one for each tile.
+SHAPES = (Tiles(16, shares=2), Tiles(16), Tiles(16, count=1))
 # Four tokens and fewer are too few rows for tensor cores, and solved one by one.
 DRAFT = {"standard": 1, "draft": 3, "tree": 6}
 # Not bf16: the interpreter truncates where the hardware rounds.
@@ -95,7 +98,8 @@ def random_tree(draft: int) -> tuple[list[list[int]], list[list[int]]]:
 def compare(kind: str, mode: str, precision: PrecisionPolicy) -> float:
     """Largest relative difference of outputs and states over a run."""
     r, draft = recurrence_for(kind, precision), DRAFT[mode]
-    layout = StateLayout(r, 4, window=7, max_draft=draft, precision=precision, activation=torch.float32)
+    window = 3 if draft == 1 else 7
+    layout = StateLayout(r, 4, window, max_draft=draft, precision=precision, activation=torch.float32)
     A = -torch.rand(r.heads, dtype=torch.float64) - 0.1 if kind == "mamba2" else None
     fused, plain = (ReplayState(layout, A=A, backend=name) for name in ("triton", "torch"))
     start = torch.randn(ROWS, *r.state_shape)
@@ -107,7 +111,8 @@ def compare(kind: str, mode: str, precision: PrecisionPolicy) -> float:
     for step in range(STEPS):
         inputs = new_tokens(r, draft, raw=step % 2 == 1)
         parents, paths = random_tree(draft) if mode == "tree" else (None, None)
-        mine, theirs = (state.verify(inputs, SLOTS, parents=parents) for state in (fused, plain))
+        with forced(SHAPES[step % len(SHAPES)]):
+            mine, theirs = (state.verify(inputs, SLOTS, parents=parents) for state in (fused, plain))
         for state in (fused, plain):
             if paths is None:
                 state.commit([draft, max(draft - 1, 1)])

@@ -12,8 +12,11 @@ import torch
 
 from replayssm import LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateLayout
 from replayssm.conformance.inputs import Source
+from replayssm.kernels.tiles import Tiles, forced
 
 SLOTS, WINDOW = 5, 6
+SHAPES = {1: Tiles(16), 3: Tiles(16, shares=2), 6: Tiles(16, count=1)}
+"""Of a step, by its tokens: a program for a whole head, two that share its folds, one for each tile."""
 PRECISIONS = {
     "fp32": PrecisionPolicy(),
     "bf16": PrecisionPolicy("bf16"),
@@ -35,7 +38,8 @@ def live(kind: LayerKind, precision: PrecisionPolicy, draft: int, device: torch.
     state = ReplayState(layout, A=source.A, backend="triton", device=device, check_inputs=run)
     state.load([3, 0, 1], source.states(3))
     for step in range(4):
-        outputs = state.verify(source.tokens(4, draft), [3, -1, 0, 1])
+        with forced(SHAPES[draft]):
+            outputs = state.verify(source.tokens(4, draft), [3, -1, 0, 1])
         assert not run or bool(torch.isfinite(outputs).all())
         state.commit([draft, 0, max(draft - step, 1), 1])
     if draft > 1:
@@ -51,6 +55,6 @@ def live(kind: LayerKind, precision: PrecisionPolicy, draft: int, device: torch.
 if __name__ == "__main__":
     for chosen in [LayerKind(name) for name in sys.argv[1:2]] or LayerKind:
         for name in sys.argv[2:] or PRECISIONS:
-            for tokens in (1, 3, 6):
+            for tokens in SHAPES:
                 live(chosen, PRECISIONS[name], tokens, torch.device("cuda"))
     torch.cuda.synchronize()

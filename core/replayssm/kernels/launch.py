@@ -35,9 +35,10 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Ten
     recurrence = layer.layout.recurrence
     tiles = choose_tiles(layer.layout, plan.draft, len(plan.rows), inputs.v.device)
     parts, count = tiles.parts(recurrence.value_dim)
+    shared = tiles.shared_rows(len(plan.rows), plan.draft, layer.layout.window)
     memory = _memory(layer)
     tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in FIELDS}
-    step_kernel[(parts, recurrence.heads, len(plan.rows))](
+    step_kernel[(parts, recurrence.heads, len(plan.rows) + shared * (tiles.shares - 1))](
         *_plan_tensors(layer, plan),
         *_present(plan, tokens.values()),
         *_present(plan, _weights(layer, inputs)),
@@ -47,11 +48,13 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Ten
         *slot_strides(memory),
         *_skip_strides(inputs),
         *_scalars(inputs),
+        shared,
         **sizes(layer.layout),
         **window_sizes(layer),
         **_switches(layer, plan, inputs),
         BV=tiles.value,
         TILES=count,
+        SHARES=tiles.shares,
         **read_sizes(layer, plan.draft),
         num_warps=tiles.warps,
         maxnreg=tiles.registers or None,

@@ -3,8 +3,10 @@
 A program owns one head of one row, or a part of its V. It reads ring and new tokens once and then walks over tiles of the
 state. A row that flushes folds its committed records into each tile of the checkpoint, stores it, with its read copy, and
 reads its outputs from it. Other rows read them from history and tile, of the read copy where there is one, each tile on its
-way while the one before is finished. Two switches tell the layers apart (DELTA, CHANNEL); one token and several, chains and
-trees are one path. docs/mathematics.md has the formulas, `tile.py` says how state meets tensor cores.
+way while the one before is finished. A fold takes several times as long as a read, and few rows flush in a step: where rows
+are few, the first of them have more programs, which share their folds and leave where none is due (SHARES). Two switches
+tell the layers apart (DELTA, CHANNEL); one token and several, chains and trees are one path. docs/mathematics.md has the
+formulas, `tile.py` says how state meets tensor cores.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import triton
 import triton.language as tl
 
 from replayssm import inputs
+from replayssm.kernels import tiles
 from replayssm.kernels.copies import head_pointers, load_factors, load_read, place_x, read_tile
 from replayssm.kernels.finish import draft_reach, finish_tile, load_new, store_zeros
 from replayssm.kernels.fold import fold_tile, fold_values, load_window
@@ -25,11 +28,19 @@ from replayssm.kernels.tile import flat, load_stored, prefetch_rows, store_rows,
 from replayssm.kernels.tokens import above_mask, load_bias, load_gates, load_numbers, see_tokens, token_pointers
 
 L2_EPS = tl.constexpr(inputs.L2_EPS)
-FOLD_ROWS = tl.constexpr(16)
-"""Rows of V that a fold takes at a time, in fp32."""
+FOLD_ROWS = tl.constexpr(tiles.FOLD_ROWS)
 
 
 @triton.jit
+def place_and_share(i_program, shared_rows, SHARES: tl.constexpr):
+    """A row's place in the plan's order and the share of its folds: SHARES programs for each of the first rows, then one."""
+    i_place, i_share = i_program - shared_rows * (SHARES - 1), 0
+    if i_program < shared_rows * SHARES:
+        i_place, i_share = i_program // SHARES, i_program % SHARES
+    return i_place, i_share
+
+
+@triton.jit(do_not_specialize=["shared_rows"])
 def step_kernel(
     p_order, p_slot, p_length, p_origin, p_committed, p_flush, p_flushes, p_seed, p_ancestors,
     q, k, v, gate, beta, z, skip, A, A_log, dt_bias, out,
@@ -37,18 +48,23 @@ def step_kernel(
     key_ring, key_scale_ring, value_ring, raw_value_ring, beta_ring, gate_ring,
     sq_b, sq_t, sk_b, sk_t, sv_b, sv_t, sg_b, sg_t, sb_b, sb_t, sz_b, sz_t,
     s_state, s_state_scale, s_copy, s_copy_block_scale, s_copy_scale, s_key, s_key_scale, s_value, s_raw, s_beta, s_gate,
-    s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max,
+    s_skip_h, s_skip, scale, lower_bound, dt_min, dt_max, shared_rows,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr,
     T: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
-    C: tl.constexpr, E: tl.constexpr, EK: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
+    SHARES: tl.constexpr, C: tl.constexpr, E: tl.constexpr, EK: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
     ALIGN: tl.constexpr, DELTA: tl.constexpr, CHANNEL: tl.constexpr, EXACT: tl.constexpr, TREE: tl.constexpr,
     RAW: tl.constexpr, HAS_BIAS: tl.constexpr, BOUNDED: tl.constexpr, L2NORM: tl.constexpr,
     SKIP: tl.constexpr, HAS_Z: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
-    """See the module. Grid: (⌈V / (BV · TILES)⌉, H, rows)."""
+    """See the module. Grid: (⌈V / (BV · TILES)⌉, H, rows + shared_rows (SHARES - 1))."""
     i_part, i_head = tl.program_id(0), tl.program_id(1)
-    i_row = tl.load(p_order + tl.program_id(2))
+    i_place, i_share = tl.program_id(2), 0
+    if SHARES > 1:
+        i_place, i_share = place_and_share(i_place, shared_rows, SHARES)
+    i_row = tl.load(p_order + i_place)
+    if SHARES > 1 and tl.load(p_flush + i_row, mask=i_share > 0, other=1) == 0:
+        return
     i_group = i_head // (H // G)
     row = i_row.to(tl.int64)
     slot = tl.load(p_slot + i_row).to(tl.int64)
@@ -155,7 +171,7 @@ def step_kernel(
     b_committed = o_j < committed
 
     # Append what does not depend on the state.
-    if i_part == 0:
+    if (i_part == 0) & (i_share == 0):
         if CHANNEL and T == 1:
             o_k = tl.arange(0, K)
             tl.store(p_gate + new * K + o_k, b_gate, mask=o_k < tl.where(length > 0, K, 0))
@@ -178,6 +194,11 @@ def step_kernel(
                 p_key, p_key_scale, p_beta, p_gate, rate, origin, committed, o_j, K, R, EK, DELTA, EXACT, DOT
             )
         last = tl.minimum(first + ROWS, V)
+        if SHARES > 1:
+            SHARE: tl.constexpr = tl.cdiv(tl.cdiv(ROWS, FOLD_ROWS), SHARES) * FOLD_ROWS
+            if i_place < shared_rows:
+                first += i_share * SHARE
+                last = tl.minimum(first + SHARE, last)
         for i in range(tl.cdiv(last - first, FOLD_ROWS)):
             first_row = first + i * FOLD_ROWS
             o_v = first_row + tile_rows(FOLD_ROWS)

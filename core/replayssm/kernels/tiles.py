@@ -28,9 +28,11 @@ ENVIRONMENT = "REPLAYSSM_TILES"
 """Names a table file of one's own, asked before those of the package."""
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
 ROW_CHOICES = (16, 32, 64, 128)
-ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS = 16, 168, 4, 4096
-"""Formats and their widths; what a tile's rows may be; and the rule where no table is: rows of V a tile, registers a thread
-up to which draft, programs that fill a GPU."""
+FOLD_ROWS = 16
+ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS, BUSY = 16, 168, 4, 4096, 8192
+"""Formats and their widths; what a tile's rows may be; rows of V that a fold takes at a time, in fp32; and the rule where no
+table is: rows of V a tile, registers a thread up to which draft, programs that fill a GPU, and heads with which it has more
+to do than wait for its longest program."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Tiles:
         warps: of a program.
         count: tiles that a program walks over, 0 for all of a head.
         registers: a thread's limit, 0 for none; a limit keeps more programs in flight and spills in flush rows.
+        shares: programs that share the folds of a program's rows of V, where a row flushes.
 
     Raises:
         InputError: a value that no kernel can be launched with.
@@ -51,6 +54,7 @@ class Tiles:
     warps: int = 1
     count: int = 0
     registers: int = 0
+    shares: int = 1
 
     def __post_init__(self) -> None:
         for name, allowed, words in (
@@ -58,6 +62,7 @@ class Tiles:
             ("warps", (1, 2, 4, 8), "1, 2, 4 or 8"),
             ("count", range(1025), "0 (a whole head) to 1024"),
             ("registers", (0, *range(24, 256)), "0 (no limit), or 24 to 255"),
+            ("shares", range(1, 65), "1 to 64"),
         ):
             given = getattr(self, name)
             if type(given) is not int or given not in allowed:
@@ -68,6 +73,10 @@ class Tiles:
         tiles = -(-value_dim // self.value)
         count = min(self.count or tiles, tiles)
         return -(-tiles // count), count
+
+    def shared_rows(self, rows: int, draft: int, window: int) -> int:
+        """Rows whose folds are shared: more than flush in most steps, so that few programs come for nothing."""
+        return 0 if self.shares == 1 else min(rows, -(-rows * (draft + 1) // window))
 
 
 @dataclass(frozen=True)
@@ -185,6 +194,8 @@ def choose_tiles(layout: StateLayout, draft: int, batch: int, device: torch.devi
 def default_tiles(wanted: Operation) -> Tiles:
     """Where nothing was measured: tiles of 16 rows, and a whole head a program once heads alone fill a GPU.
 
+    A program that folds all its rows takes longest; with few heads the step waits for it, so that each fold has its own.
+
     The limit of registers keeps a dozen programs a multiprocessor; a decay per channel, and long drafts, need them all. 64
     rows of Mamba-2 in 4 bits are as many bytes as 16 in 16.
     """
@@ -194,7 +205,8 @@ def default_tiles(wanted: Operation) -> Tiles:
     tiles, heads = -(-wanted.value_dim // rows), wanted.batch * wanted.heads
     count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)
     limited = wanted.layer != "kda" and wanted.draft <= LIMITED_DRAFT
-    return Tiles(rows, count=count, registers=REGISTERS if limited else 0)
+    shares = 1 if heads >= BUSY else -(-min((count or tiles) * rows, wanted.value_dim) // FOLD_ROWS)
+    return Tiles(rows, count=count, registers=REGISTERS if limited else 0, shares=shares)
 
 
 def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:
