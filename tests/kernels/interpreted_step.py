@@ -23,7 +23,7 @@ GEOMETRY = {
     "kda": Recurrence.kda(heads=2, value_dim=24, key_dim=16),
 }
 # A program for each fold of rows that flush, of which one is shared where both do; a program for all; one for each tile.
-SHAPES = (Tiles(16, shares=2), Tiles(16), Tiles(16, count=1))
+SHAPES = (Tiles(16, shares=0), Tiles(16), Tiles(16, count=1))
 # Four tokens and fewer are too few rows for tensor cores, and solved one by one.
 DRAFT = {"standard": 1, "draft": 3, "tree": 6}
 # Not bf16: the interpreter truncates where the hardware rounds.

@@ -15,7 +15,7 @@ from replayssm.conformance.inputs import Source
 from replayssm.kernels.tiles import Tiles, forced
 
 SLOTS, WINDOW = 5, 6
-SHAPES = {1: Tiles(16), 3: Tiles(16, shares=2), 6: Tiles(16, count=1)}
+SHAPES = {1: Tiles(16), 3: Tiles(16, shares=0), 6: Tiles(16, count=1)}
 """Of a step, by its tokens: a program for a whole head, two that share its folds, one for each tile."""
 PRECISIONS = {
     "fp32": PrecisionPolicy(),

@@ -94,6 +94,33 @@ def test_the_rule_covers_a_head_and_fills_the_gpu(value_dim, batch):
     assert count == 1 or 2 * parts * batch * BASE.heads >= PROGRAMS
 
 
+@pytest.mark.parametrize(
+    ("tiles", "value_dim", "expected"),
+    [
+        (Tiles(16, count=1, shares=0), 128, 1),
+        (Tiles(16, count=4, shares=0), 128, 4),
+        (Tiles(64, shares=0), 80, 5),
+        (Tiles(16, shares=2), 128, 2),
+        (Tiles(16, shares=9), 24, 2),
+        (Tiles(16), 128, 1),
+    ],
+)
+def test_folds_are_shared_by_a_program_each_or_fewer(tiles, value_dim, expected):
+    shares, rows = tiles.sharing(value_dim, 32, 1, 16)
+    assert shares == expected
+    assert rows == (4 if shares > 1 else 0)
+
+
+@pytest.mark.parametrize(("rows", "draft", "expected"), [(1, 1, 1), (33, 1, 5), (32, 4, 10), (32, 16, 32)])
+def test_more_rows_share_their_folds_than_flush(rows, draft, expected):
+    assert Tiles(16, shares=0).sharing(64, rows, draft, 16) == (4, expected)
+
+
+def test_the_rule_shares_folds_where_heads_are_few():
+    assert default_tiles(replace(BASE, batch=32)).shares == 0
+    assert default_tiles(BASE).shares == 1
+
+
 def test_operation_of_a_layout():
     recurrence = Recurrence.mamba2(heads=128, head_dim=64, state_size=128, groups=8)
     layout = StateLayout(recurrence, 4, precision=PrecisionPolicy("fp16", stochastic_rounding=True))
@@ -170,7 +197,7 @@ def test_tables_merge():
 def test_candidates_suit_every_geometry(geometry):
     r = geometry.recurrence
     found = Search().candidates(r.value_dim, r.key_dim)
-    assert 6 <= len(found) <= 16
+    assert 12 <= len(found) <= 32
     assert len(set(found)) == len(found)
     rule = default_tiles(replace(BASE, layer=str(r.kind), heads=r.heads, value_dim=r.value_dim, key_dim=r.key_dim))
     assert rule in found

@@ -15,7 +15,7 @@ from replayssm.bench.workers import Workers
 from replayssm.errors import InputError, ReplaySSMError
 from replayssm.kernels.tiles import Gpu, Operation, Table, Tiles, entry_of
 
-LIKELY: dict[str, tuple[int, ...]] = {"value": (16, 32), "count": (0, 1, 2), "registers": (0, 168)}
+LIKELY: dict[str, tuple[int, ...]] = {"value": (16, 32), "count": (0, 1, 2), "registers": (0, 168), "shares": (0, 1)}
 """Values to try for each field of `Tiles`; a field that is not named keeps its default."""
 THREAD_NUMBERS = (4, 256)
 """Numbers of the state tile that a thread holds, at least and at most: beyond, registers idle or spill."""

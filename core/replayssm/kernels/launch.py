@@ -35,10 +35,10 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Ten
     recurrence = layer.layout.recurrence
     tiles = choose_tiles(layer.layout, plan.draft, len(plan.rows), inputs.v.device)
     parts, count = tiles.parts(recurrence.value_dim)
-    shared = tiles.shared_rows(len(plan.rows), plan.draft, layer.layout.window)
+    shares, shared = tiles.sharing(recurrence.value_dim, len(plan.rows), plan.draft, layer.layout.window)
     memory = _memory(layer)
     tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in FIELDS}
-    step_kernel[(parts, recurrence.heads, len(plan.rows) + shared * (tiles.shares - 1))](
+    step_kernel[(parts, recurrence.heads, len(plan.rows) + shared * (shares - 1))](
         *_plan_tensors(layer, plan),
         *_present(plan, tokens.values()),
         *_present(plan, _weights(layer, inputs)),
@@ -54,7 +54,7 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Ten
         **_switches(layer, plan, inputs),
         BV=tiles.value,
         TILES=count,
-        SHARES=tiles.shares,
+        SHARES=shares,
         **read_sizes(layer, plan.draft),
         num_warps=tiles.warps,
         maxnreg=tiles.registers or None,

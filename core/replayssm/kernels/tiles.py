@@ -44,7 +44,7 @@ class Tiles:
         warps: of a program.
         count: tiles that a program walks over, 0 for all of a head.
         registers: a thread's limit, 0 for none; a limit keeps more programs in flight and spills in flush rows.
-        shares: programs that share the folds of a program's rows of V, where a row flushes.
+        shares: programs that share the folds of a program's rows of V where a row flushes, 0 for one a fold.
 
     Raises:
         InputError: a value that no kernel can be launched with.
@@ -62,7 +62,7 @@ class Tiles:
             ("warps", (1, 2, 4, 8), "1, 2, 4 or 8"),
             ("count", range(1025), "0 (a whole head) to 1024"),
             ("registers", (0, *range(24, 256)), "0 (no limit), or 24 to 255"),
-            ("shares", range(1, 65), "1 to 64"),
+            ("shares", range(65), "0 (one a fold) to 64"),
         ):
             given = getattr(self, name)
             if type(given) is not int or given not in allowed:
@@ -74,9 +74,12 @@ class Tiles:
         count = min(self.count or tiles, tiles)
         return -(-tiles // count), count
 
-    def shared_rows(self, rows: int, draft: int, window: int) -> int:
-        """Rows whose folds are shared: more than flush in most steps, so that few programs come for nothing."""
-        return 0 if self.shares == 1 else min(rows, -(-rows * (draft + 1) // window))
+    def sharing(self, value_dim: int, rows: int, draft: int, window: int) -> tuple[int, int]:
+        """Programs that share folds, and rows that have them: more than flush in most steps, few of them for nothing."""
+        _, count = self.parts(value_dim)
+        folds = -(-min(count * self.value, value_dim) // FOLD_ROWS)
+        shares = min(self.shares or folds, folds)
+        return shares, min(rows, -(-rows * (draft + 1) // window)) if shares > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -205,8 +208,7 @@ def default_tiles(wanted: Operation) -> Tiles:
     tiles, heads = -(-wanted.value_dim // rows), wanted.batch * wanted.heads
     count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)
     limited = wanted.layer != "kda" and wanted.draft <= LIMITED_DRAFT
-    shares = 1 if heads >= BUSY else -(-min((count or tiles) * rows, wanted.value_dim) // FOLD_ROWS)
-    return Tiles(rows, count=count, registers=REGISTERS if limited else 0, shares=shares)
+    return Tiles(rows, count=count, registers=REGISTERS if limited else 0, shares=1 if heads >= BUSY else 0)
 
 
 def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:
