@@ -29,7 +29,8 @@ class Capability:
         activations: dtypes of the rings.
         graph_capture: whether a step may be captured in a CUDA graph.
         key_dims: what K may be; None for any.
-        nvfp4_key_dim: what K must be at least for an NVFP4 read copy.
+        nvfp4_key_dim: what K must be at least for NVFP4.
+        copied: checkpoints that may have a read copy; None for all.
         external: whether an adapter brings it, which then looks at what is installed (`replayssm.external`).
     """
 
@@ -43,6 +44,7 @@ class Capability:
     graph_capture: bool
     key_dims: tuple[int, ...] | None = None
     nvfp4_key_dim: int = 16
+    copied: tuple[str, ...] | None = None
     external: bool = False
 
 
@@ -63,7 +65,7 @@ _FUSED = Capability(
     backend="triton",
     layers=ALL_LAYERS,
     modes=(STANDARD, DRAFT, TREE),
-    checkpoints=("fp32", "bf16", "fp16", "fp8"),
+    checkpoints=("fp32", "bf16", "fp16", "fp8", "nvfp4"),
     read_copies=READ_COPIES,
     devices=("cpu", "cuda") if _INTERPRETED else ("cuda",),
     activations=(torch.bfloat16, torch.float16, torch.float32),
@@ -71,6 +73,8 @@ _FUSED = Capability(
     key_dims=(16, 32, 64, 128, 256),
     # Each of four threads reads one block of 16, or two.
     nvfp4_key_dim=64,
+    # One in 4 bits is read itself.
+    copied=("fp32", "bf16", "fp16", "fp8"),
 )
 _FLASHINFER = Capability(
     backend="flashinfer",
@@ -127,8 +131,10 @@ def _refusal(row: Capability, layout: StateLayout, device: torch.device, mode: s
     key_dim = layout.recurrence.key_dim
     if row.key_dims is not None and key_dim not in row.key_dims:
         return f"backend {row.backend!r} does not serve K = {key_dim}; it serves {', '.join(map(str, row.key_dims))}"
-    if precision.read_copy == "nvfp4" and key_dim < row.nvfp4_key_dim:
-        return f"backend {row.backend!r} has no NVFP4 read copy where K = {key_dim} is below {row.nvfp4_key_dim}"
+    if "nvfp4" in (precision.checkpoint, precision.read_copy) and key_dim < row.nvfp4_key_dim:
+        return f"backend {row.backend!r} has no NVFP4 where K = {key_dim} is below {row.nvfp4_key_dim}"
+    if row.copied is not None and precision.read_copy is not None and precision.checkpoint not in row.copied:
+        return f"backend {row.backend!r} has no read copy of a checkpoint of {precision.checkpoint}"
     return ""
 
 

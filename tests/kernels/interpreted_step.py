@@ -35,8 +35,9 @@ CHECKPOINTS = {
         PrecisionPolicy(exact_fold=False),
         PrecisionPolicy(read_copy="fp8"),
         PrecisionPolicy(read_copy="nvfp4"),
+        PrecisionPolicy("nvfp4"),
     ],
-    "draft": [PrecisionPolicy(), PrecisionPolicy("fp16"), PrecisionPolicy(read_copy="nvfp4")],
+    "draft": [PrecisionPolicy(), PrecisionPolicy("fp16"), PrecisionPolicy(read_copy="nvfp4"), PrecisionPolicy("nvfp4")],
     "tree": [PrecisionPolicy()],
 }
 

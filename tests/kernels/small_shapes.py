@@ -22,6 +22,7 @@ PRECISIONS = {
     "bf16": PrecisionPolicy("bf16"),
     "fp16-sr": PrecisionPolicy("fp16", stochastic_rounding=True),
     "fp8-sr": PrecisionPolicy("fp8", stochastic_rounding=True),
+    "nvfp4": PrecisionPolicy("nvfp4"),
     "fp8-copy": PrecisionPolicy(read_copy="fp8"),
     "nvfp4-copy": PrecisionPolicy(read_copy="nvfp4"),
 }

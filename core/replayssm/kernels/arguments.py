@@ -28,9 +28,19 @@ def rings(layer: LayerState) -> list[Tensor]:
 
 
 def read_copy(layer: LayerState) -> list[Tensor]:
-    """The read copy, its block scales and its scales; the checkpoint stands in for what there is not."""
+    """The read copy, its block scales and its scales; the checkpoint, and its, stand in for what there is not.
+
+    A checkpoint of NVFP4 is what steps read, as a copy would be.
+    """
     checkpoint = layer.buffers["checkpoint"]
-    return [layer.buffers.get(name, checkpoint) for name in COPY]
+    own = [layer.buffers.get(name.replace("read_copy", "checkpoint"), checkpoint) for name in COPY]
+    return [layer.buffers.get(name, mine) for name, mine in zip(COPY, own, strict=True)]
+
+
+def copy_format(layout: StateLayout) -> str:
+    """Format of `read_copy`, "none" where steps read the checkpoint."""
+    precision = layout.precision
+    return precision.read_copy or ("nvfp4" if precision.checkpoint == "nvfp4" else "none")
 
 
 def slot_strides(tensors: list[Tensor]) -> list[int]:
@@ -56,7 +66,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     """
     layout = layer.layout
     r = layout.recurrence
-    scaled = layout.precision.read_copy is not None or layout.precision.checkpoint == "fp8"
+    scaled = copy_format(layout) != "none" or layout.precision.checkpoint == "fp8"
     some = r.delta_rule and not r.channel_decay and not scaled
     return {
         "J": max(16, triton.next_power_of_2(max(layout.window, layout.max_draft))),
@@ -84,9 +94,9 @@ def read_sizes(layer: LayerState, draft: int) -> dict[str, int]:
     tokens has rows enough for a product without parts, and no registers for them.
     """
     key_dim = layer.layout.recurrence.key_dim
-    precision = layer.layout.precision
-    if precision.read_copy is not None or precision.checkpoint == "fp8":
-        return {"ER": min(32 if precision.read_copy == "nvfp4" else 16, key_dim // 4), "P": 1}
+    copy = copy_format(layer.layout)
+    if copy != "none" or layer.layout.precision.checkpoint == "fp8":
+        return {"ER": min(32 if copy == "nvfp4" else 16, key_dim // 4), "P": 1}
     state = layer.buffers["checkpoint"]
     columns = 4 * vector(state, key_dim)
     line = min(128 // (columns * state.element_size()), key_dim // columns)
@@ -94,5 +104,5 @@ def read_sizes(layer: LayerState, draft: int) -> dict[str, int]:
 
 
 def vector(state: Tensor, key_dim: int) -> int:
-    """E of `kernels.tile`: 16 bytes of a stored state, or as much of a row as four threads leave for one."""
-    return min(16 // state.element_size(), key_dim // 4)
+    """E of `kernels.tile`: 16 bytes of a stored state, NVFP4 as fp32, or as much of a row as four threads leave for one."""
+    return min(4 if state.dtype == torch.uint8 else 16 // state.element_size(), key_dim // 4)

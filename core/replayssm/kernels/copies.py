@@ -119,6 +119,17 @@ def read_tile(
 
 
 @triton.jit
+def store_state(
+    b_s, p_state, p_scale, p_copy, p_block_scale, p_copy_scale, seed, slot, flushes, i_head, o_v, column,
+    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, SR: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    """`[BV, C]` fp32 → a checkpoint (`store_tile`) and its read copy; a checkpoint of NVFP4 is its own."""
+    if FORMAT != "nvfp4":
+        store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, column, V, K, E, FORMAT, SR)
+    store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+
+
+@triton.jit
 def store_copy(
     b_s, p_copy, p_block_scale, p_scale, o_v, V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip

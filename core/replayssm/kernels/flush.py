@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.copies import head_pointers, store_copy
+from replayssm.kernels.copies import head_pointers, store_state
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
-from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile, tile_values
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate, tile_values
 from replayssm.kernels.records import fold_records, store_records
 from replayssm.kernels.ring import history_rows, load_values
 from replayssm.kernels.tile import load_stored, tile_rows
@@ -48,7 +48,12 @@ def fold_kernel(
     first = i_tile * BV
     o_v = first + tile_rows(BV)
     p_from = source_state + source * s_source + i_head * V * K
-    p_from_scale = source_scale + source * s_source_scale + i_head * V
+    p_from_scale, p_from_block = source_scale + source * s_source_scale + i_head * V, target_block_scale
+    if SOURCE_FORMAT == "nvfp4":
+        p_from, p_from_block, p_from_scale = head_pointers(
+            target_copy, target_block_scale, target_copy_scale, source, s_copy, s_copy_block_scale, s_copy_scale,
+            i_head, V, K, SOURCE_FORMAT,
+        )  # fmt: skip
     p_to = target_state + target * s_target + i_head * V * K
     p_to_scale = target_scale + target * s_target_scale + i_head * V
     p_copy, p_block_scale, p_copy_scale = head_pointers(
@@ -61,10 +66,12 @@ def fold_kernel(
     SCALED: tl.constexpr = SOURCE_FORMAT == "fp8"
     if count == 0:
         for i in tl.static_range(K // C):
-            b_stored = load_tile(p_from, o_v, i * C, V, K, C, E)
+            b_stored = load_tile(p_from, p_from_block, p_from_scale, o_v, i * C, V, K, C, E, SOURCE_FORMAT)
             b_s = saturate(tile_values(b_stored, p_from_scale, o_v, V, SCALED), LARGEST)
-            store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
-            store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+            store_state(
+                b_s, p_to, p_to_scale, p_copy, p_block_scale, p_copy_scale, seed, target, flushes, i_head, o_v, i * C,
+                V, K, E, FORMAT, SR, COPY,
+            )  # fmt: skip
     else:
         i_group = i_head // (H // G)
         p_value = value_ring + source * s_value + i_head * R * V
@@ -77,8 +84,8 @@ def fold_kernel(
         o_hist, b_live = history_rows(origin, count, o_j, R), o_j < count
         if CHANNEL:
             b_records = fold_records(
-                p_from, p_from_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
-                V, K, R, SCALED, EXACT, ALIGN,
+                p_from, p_from_block, p_from_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
+                V, K, R, SOURCE_FORMAT, EXACT, ALIGN,
             )  # fmt: skip
             store_records(
                 b_records, p_to, p_to_scale, p_copy, p_block_scale, p_copy_scale, seed, target, flushes, i_head, o_v,
@@ -94,12 +101,14 @@ def fold_kernel(
             p_keys = p_key + o_hist * K
             b_value = load_values(p_value, origin, count, first, V, V, R, J, BV)
             b_u = fold_values(
-                p_from, p_from_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
-                V, K, E, SCALED, EXACT, DOT,
+                p_from, p_from_block, p_from_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
+                V, K, E, SOURCE_FORMAT, EXACT, DOT,
             )  # fmt: skip
             for i in tl.static_range(K // C):
-                b_stored = load_tile(p_from, o_v, i * C, V, K, C, E)
+                b_stored = load_tile(p_from, p_from_block, p_from_scale, o_v, i * C, V, K, C, E, SOURCE_FORMAT)
                 b_keys = load_stored(p_keys + i * C, b_live, C, E)
                 b_s = fold_columns(tile_values(b_stored, p_from_scale, o_v, V, SCALED), b_u, b_keys, whole, DOT)
-                store_tile(b_s, p_to, p_to_scale, seed, target, flushes, i_head, o_v, i * C, V, K, E, FORMAT, SR)
-                store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+                store_state(
+                    b_s, p_to, p_to_scale, p_copy, p_block_scale, p_copy_scale, seed, target, flushes, i_head, o_v, i * C,
+                    V, K, E, FORMAT, SR, COPY,
+                )  # fmt: skip

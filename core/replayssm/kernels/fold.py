@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.copies import store_copy
-from replayssm.kernels.matrix import LARGEST, load_tile, saturate, store_tile, tile_values
+from replayssm.kernels.copies import store_state
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate, tile_values
 from replayssm.kernels.primitives import dot_exact, dot_stored, exp, exp_exact, solve_unit_lower
 from replayssm.kernels.ring import head_decay, history_rows, load_keys, load_units
 from replayssm.kernels.tile import flat, load_rows, load_stored
@@ -49,8 +49,8 @@ def load_window(
 
 @triton.jit
 def fold_values(
-    p_state, p_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
-    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
+    p_state, p_block_scale, p_scale, o_v, b_value, p_keys, b_live, b_seen_weight, b_beta, b_inverse, b_weight,
+    V: tl.constexpr, K: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """w_j u_j `[BV, J]` of rows `o_v` of a stored state, from values `[BV, J]`.
 
@@ -62,7 +62,8 @@ def fold_values(
     if EXACT:
         b_read = tl.zeros_like(b_u)
         for i in tl.static_range(K // C):
-            b_s = tile_values(load_tile(p_state, o_v, i * C, V, K, C, E), p_scale, o_v, V, SCALED)
+            b_stored = load_tile(p_state, p_block_scale, p_scale, o_v, i * C, V, K, C, E, FORMAT)
+            b_s = tile_values(b_stored, p_scale, o_v, V, FORMAT == "fp8")
             b_keys = flat(load_rows(p_keys + i * C, b_live, C, E))
             b_read = dot_exact(b_s, tl.trans(b_keys), b_read, DOT)
         b_right = b_beta[None, :] * (b_u - b_read * b_seen_weight[None, :])
@@ -95,10 +96,12 @@ def fold_tile(
     b_read = tl.dot(b_s, tl.trans(flat(b_x.to(tl.float32))), b_read, input_precision=DOT)
     NEXT: tl.constexpr = COLUMN + C
     if NEXT < K:
-        b_stored = load_tile(p_state, o_v, NEXT, V, K, C, E)
+        b_stored = load_tile(p_state, p_block_scale, p_scale, o_v, NEXT, V, K, C, E, FORMAT)
         b_keys, b_x = load_stored(p_keys + NEXT, b_committed, C, E), load_stored(p_x + NEXT, b_live, C, E)
-    store_tile(b_s, p_state, p_scale, seed, slot, flushes, i_head, o_v, COLUMN, V, K, E, FORMAT, SR)
-    store_copy(b_s, p_copy, p_block_scale, p_copy_scale, o_v, V, K, E, COPY)
+    store_state(
+        b_s, p_state, p_scale, p_copy, p_block_scale, p_copy_scale, seed, slot, flushes, i_head, o_v, COLUMN,
+        V, K, E, FORMAT, SR, COPY,
+    )  # fmt: skip
     if NEXT < K:
         b_read = fold_tile(
             b_stored, b_keys, b_x, b_read, b_u, decay, p_state, p_scale, p_copy, p_block_scale, p_copy_scale,

@@ -13,6 +13,7 @@ from replayssm.cursors import StepPlan
 from replayssm.inputs import FIELDS, RawGate, TokenInputs
 from replayssm.kernels.arguments import (
     OPTIONS,
+    copy_format,
     plan_rows,
     read_copy,
     read_sizes,
@@ -106,7 +107,7 @@ def _switches(layer: LayerState, plan: StepPlan, inputs: TokenInputs) -> dict[st
         "HAS_Z": inputs.z is not None,
         "FORMAT": precision.checkpoint,
         "SR": precision.stochastic_rounding,
-        "COPY": precision.read_copy or "none",
+        "COPY": copy_format(layer.layout),
     }
 
 

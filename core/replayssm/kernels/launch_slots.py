@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from replayssm.kernels.arguments import OPTIONS, read_copy, rings, sizes, slot_strides, window_sizes
+from replayssm.kernels.arguments import OPTIONS, copy_format, read_copy, rings, sizes, slot_strides, window_sizes
 from replayssm.kernels.flush import fold_kernel
 from replayssm.kernels.slots import compact_kernel, copy_slots_kernel
 from replayssm.layer import LayerState
@@ -91,7 +91,7 @@ def _launch_fold(
         SOURCE_FORMAT=source.format,
         FORMAT=target.format,
         SR=layer.layout.precision.stochastic_rounding and not target.by_row,
-        COPY="none" if target.by_row else layer.layout.precision.read_copy or "none",
+        COPY="none" if target.by_row else copy_format(layer.layout),
         num_warps=1,
         **OPTIONS,
     )

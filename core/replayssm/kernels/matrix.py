@@ -7,6 +7,7 @@ import triton.language as tl
 
 from replayssm import formats
 from replayssm.kernels.tile import columns, flat, load_stored, store_rows, unflat
+from replayssm.kernels.unpack import nvfp4_at
 
 LARGEST = tl.constexpr(formats.LARGEST)
 
@@ -18,12 +19,20 @@ def saturate(b_x, limit):
 
 
 @triton.jit
-def load_tile(p_state, o_v, column, end, K: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
-    """C columns from `column` on of rows `o_v` of one head's stored matrix, as stored: `[BV, M, 4 E]`.
+def load_tile(
+    p_state, p_block_scale, p_scale, o_v, column, end,
+    K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """C columns from `column` on of rows `o_v` of one head's stored matrix, `[BV, M, 4 E]`: as stored, NVFP4 as fp32.
 
     Rows from `end` on are zeros.
     """
-    return load_stored(p_state + o_v * K + column, o_v < end, C, E)
+    if FORMAT == "nvfp4":
+        o_row, o_k = o_v[:, None, None], column + columns(C, E)
+        b_tile = nvfp4_at(p_state, p_block_scale, p_scale, o_row, o_k, o_row < end, K)
+    else:
+        b_tile = load_stored(p_state + o_v * K + column, o_v < end, C, E)
+    return b_tile
 
 
 @triton.jit

@@ -18,6 +18,14 @@ from replayssm.kernels.matrix import LARGEST, load_row_scales, saturate, store_t
 from replayssm.kernels.primitives import exp_decay
 from replayssm.kernels.ring import wrap
 from replayssm.kernels.tile import flat
+from replayssm.kernels.unpack import nvfp4_at
+
+
+@triton.jit
+def row_columns(K: tl.constexpr):
+    """Columns of a row, `[K / 64, 64]`."""
+    W: tl.constexpr = min(K, 64)
+    return tl.arange(0, K // W)[:, None] * W + tl.max_contiguous(tl.arange(0, W), [4])[None, :]
 
 
 @triton.jit
@@ -26,10 +34,8 @@ def pointers(p_rows, K: tl.constexpr, ALIGN: tl.constexpr):
 
     Threads add up a row as they have loaded it: without the hint, bits would depend on what strides are known to divide.
     """
-    W: tl.constexpr = min(K, 64)
-    o_k = tl.arange(0, K // W)[:, None] * W + tl.max_contiguous(tl.arange(0, W), [4])[None, :]
     FOUR: tl.constexpr = p_rows.dtype.element_ty.primitive_bitwidth // 2
-    return tl.multiple_of(p_rows + o_k[None, None, :, :], [1, 1, 1, min(ALIGN, FOUR)])
+    return tl.multiple_of(p_rows + row_columns(K)[None, None, :, :], [1, 1, 1, min(ALIGN, FOUR)])
 
 
 @triton.jit
@@ -51,8 +57,8 @@ def row_products(b_s, b_key):
 
 @triton.jit
 def fold_records(
-    p_state, p_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
-    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, ALIGN: tl.constexpr,
+    p_state, p_block_scale, p_scale, o_v, p_value, p_key, p_unit, p_beta, p_gate, origin, count,
+    V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, FORMAT: tl.constexpr, EXACT: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Rows `o_v` of a stored state after the `count` records from `origin`: `[2, BV / 2, K / 64, 64]`.
 
@@ -61,9 +67,12 @@ def fold_records(
     BV: tl.constexpr = o_v.shape[0]
     o_row = tl.reshape(o_v, [2, BV // 2, 1, 1])
     b_live = o_row < V
-    b_s = tl.load(pointers(p_state + o_row * K, K, ALIGN), mask=b_live, other=0.0).to(tl.float32)
-    if SCALED:
-        b_s *= load_row_scales(p_scale, o_row, V, SCALED)
+    if FORMAT == "nvfp4":
+        b_s = nvfp4_at(p_state, p_block_scale, p_scale, o_row, row_columns(K)[None, None, :, :], b_live, K)
+    else:
+        b_s = tl.load(pointers(p_state + o_row * K, K, ALIGN), mask=b_live, other=0.0).to(tl.float32)
+    if FORMAT == "fp8":
+        b_s *= load_row_scales(p_scale, o_row, V, True)
     # The next record is on its way while one is folded; after the last it is whatever the ring holds, and not used.
     row = origin
     b_key, b_gate = load_record(p_key + row * K, K, ALIGN), load_record(p_gate + row * K, K, ALIGN)
@@ -124,7 +133,7 @@ def store_records(
     """
     if FORMAT == "fp8" or SR:
         store_tile(record_tile(b_s, E), p_state, p_scale, seed, slot, flushes, i_head, o_v, 0, V, K, E, FORMAT, SR)
-    else:
+    elif FORMAT != "nvfp4":
         b_stored = saturate(b_s, 65504.0) if FORMAT == "fp16" else b_s
         o_row = tl.reshape(o_v, [2, o_v.shape[0] // 2, 1, 1])
         tl.store(pointers(p_state + o_row * K, K, ALIGN), b_stored.to(p_state.dtype.element_ty), mask=o_row < V)

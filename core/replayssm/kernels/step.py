@@ -78,6 +78,7 @@ def step_kernel(
     BX: tl.constexpr = 2 * BT
     # Long drafts need so many registers that few programs are in flight: theirs ask for tiles in advance.
     AHEAD: tl.constexpr = BX >= 16
+    STATE_WIDTH: tl.constexpr = K // 2 if FORMAT == "nvfp4" else K
     READ_WIDTH: tl.constexpr = K // 2 if COPY == "nvfp4" else K
     ROWS: tl.constexpr = TILES * BV
     first = i_part * ROWS
@@ -112,6 +113,8 @@ def step_kernel(
     )
     # An adapter's int8 checkpoint comes as "fp8", a byte a number and a scale a row.
     READ: tl.constexpr = COPY if COPY != "none" else "int8" if state.dtype.element_ty == tl.int8 else FORMAT
+    if FORMAT == "nvfp4":
+        p_state, p_scale = p_copy, p_copy_scale
     p_read, p_read_scale = p_state, p_scale
     if COPY != "none":
         p_read, p_read_scale = p_copy, p_copy_scale
@@ -203,13 +206,13 @@ def step_kernel(
             first_row = first + i * FOLD_ROWS
             o_v = first_row + tile_rows(FOLD_ROWS)
             if AHEAD:
-                prefetch_rows(p_state, first_row + FOLD_ROWS, last, K, FOLD_ROWS)
+                prefetch_rows(p_state, first_row + FOLD_ROWS, last, STATE_WIDTH, FOLD_ROWS)
             b_new = load_new(p_v, sv_t, first_row, V, length, T, BT, X, FOLD_ROWS)
             b_read = tl.zeros([FOLD_ROWS, BX], dtype=tl.float32)
             if CHANNEL:
                 b_s = fold_records(
-                    p_state, p_scale, o_v, p_records, p_key, p_key_scale, p_beta, p_gate, origin, committed,
-                    V, K, R, FORMAT == "fp8", EXACT, ALIGN,
+                    p_state, p_block_scale, p_scale, o_v, p_records, p_key, p_key_scale, p_beta, p_gate, origin, committed,
+                    V, K, R, FORMAT, EXACT, ALIGN,
                 )  # fmt: skip
                 b_read = read_records(b_s, b_x_end, b_read, E, DOT)
                 store_records(
@@ -219,10 +222,10 @@ def step_kernel(
             else:
                 b_value = load_values(p_records, origin, committed, first_row, V, V, R, J, FOLD_ROWS)
                 b_u = fold_values(
-                    p_state, p_scale, o_v, b_value, p_keys, b_committed, b_seen_weight, b_beta, b_inverse, b_weight,
-                    V, K, E, FORMAT == "fp8", EXACT, DOT,
+                    p_state, p_block_scale, p_scale, o_v, b_value, p_keys, b_committed, b_seen_weight, b_beta, b_inverse,
+                    b_weight, V, K, E, FORMAT, EXACT, DOT,
                 )  # fmt: skip
-                b_tile = load_tile(p_state, o_v, 0, V, K, C, E)
+                b_tile = load_tile(p_state, p_block_scale, p_scale, o_v, 0, V, K, C, E, FORMAT)
                 b_keys, b_queries = load_stored(p_keys, b_committed, C, E), load_stored(p_x, b_live, C, E)
                 b_read = fold_tile(
                     b_tile, b_keys, b_queries, b_read, b_u, decay, p_state, p_scale, p_copy, p_block_scale, p_copy_scale,

@@ -203,7 +203,7 @@ def default_tiles(wanted: Operation) -> Tiles:
     rows of Mamba-2 in 4 bits are as many bytes as 16 in 16.
     """
     rows = ROWS
-    if wanted.layer == "mamba2" and wanted.read_copy == "nvfp4":
+    if wanted.layer == "mamba2" and "nvfp4" in (wanted.read_copy, wanted.checkpoint):
         rows = max(ROWS, min(64, 1 << (wanted.value_dim.bit_length() - 1)))
     tiles, heads = -(-wanted.value_dim // rows), wanted.batch * wanted.heads
     count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)

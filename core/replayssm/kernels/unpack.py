@@ -107,6 +107,19 @@ def nvfp4_values(b_words, b_scale, E: tl.constexpr):
 
 
 @triton.jit
+def nvfp4_at(p_nibbles, p_block_scale, p_scale, o_v, o_k, b_live, K: tl.constexpr):
+    """Numbers `o_k` of rows `o_v` of a head's NVFP4 matrix, one by one, in fp32: for folds."""
+    b_byte = tl.load(p_nibbles + o_v * (K // 2) + o_k // 2, mask=b_live, other=0).to(tl.int32)
+    b_code = b_byte >> o_k % 2 * 4
+    b_magnitude = b_code & 7
+    b_normal = ((((b_magnitude >> 1) + 126) << 23) | ((b_magnitude & 1) << 22)).to(tl.float32, bitcast=True)
+    b_value = tl.where(b_magnitude < 2, b_magnitude * 0.5, b_normal)
+    b_unit = tl.load(p_block_scale + o_v * (K // 16) + o_k // 16, mask=b_live, other=0.0).to(tl.float32)
+    b_unit *= tl.load(p_scale + o_v // 16, mask=b_live, other=0.0)
+    return tl.where((b_code & 8) != 0, -b_value, b_value) * b_unit
+
+
+@triton.jit
 def plain_nibbles(b_words, b_byte):
     """What the machine code of nibbles gives, eight times `[N, M, W]`."""
     b_scale = b_byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32) * (1.0 / NVFP4_REST)
