@@ -74,7 +74,7 @@ def test_bytes_of_a_round():
 @pytest.mark.parametrize(
     ("checkpoint", "copy", "state"),
     [("fp32", None, "fp32"), ("bf16", None, "bf16"), ("fp16-sr", None, "fp16"), ("fp8-sr", None, "fp16"),
-     ("fp16-sr", "nvfp4", "fp32")],
+     ("nvfp4", None, "fp32"), ("fp16-sr", "nvfp4", "fp32")],
 )  # fmt: skip
 def test_what_a_row_is_compared_with(checkpoint, copy, state):
     assert ordinary_state(scenario(checkpoint=checkpoint, read_copy=copy)) == state
@@ -111,7 +111,7 @@ def test_lists_may_be_separated_by_commas():
         ({"batch": ["0"]}, "--batch='0' must be a whole number from 1 to 4096"),
         ({"batch": [","]}, "--batch is empty"),
         ({"draft": ["four"]}, "--draft='four' must be a whole number from 1 to 64"),
-        ({"checkpoint": ["fp8"]}, "--checkpoint='fp8' is unknown; expected some of fp32, bf16"),
+        ({"checkpoint": ["fp9"]}, "--checkpoint='fp9' is unknown; expected some of fp32, bf16"),
         ({"read_copy": ["fp4"]}, "--read-copy='fp4' is unknown; expected some of none, fp8, nvfp4"),
         ({"phase": ["mid"]}, "--phase='mid' is unknown"),
     ],

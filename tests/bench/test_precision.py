@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,22 @@ from replayssm import PRESETS, InputError
 from replayssm.bench.precision import parts_of, policy_name, policy_scenarios
 from replayssm.bench.results import Row
 from replayssm.bench.settings import selection
+from replayssm.capability import CAPABILITIES
 from replayssm.cli import main
 from replayssm.cli.precision_text import side_by_side
 
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("shared-")])
+@pytest.mark.parametrize("name", list(PRESETS))
 def test_presets_have_names_in_the_benchmark(name):
     checkpoint, copy = parts_of(PRESETS[name])
     assert policy_name(checkpoint, None if copy == "none" else copy) == name
 
 
-def test_policies_that_kernels_do_not_serve_are_left_out_with_the_reason():
+def test_policies_that_kernels_do_not_serve_are_left_out_with_the_reason(monkeypatch):
+    row = dataclasses.replace(CAPABILITIES["triton"], checkpoints=("fp32",))
+    monkeypatch.setitem(CAPABILITIES, "triton", row)
     chosen = selection({"geometry": ["super,kimi"], "batch": ["32"], "draft": ["1,4"]})
     scenarios, refused = policy_scenarios(chosen, ["exact", "dual-nvfp4", "shared-nvfp4"], CUDA)
     assert len(scenarios) == 2 * 2 * 2
@@ -56,7 +60,7 @@ def test_table():
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(["--policies", "fp4"], "--policies='fp4' is unknown"), (["--policies", "shared-nvfp4"], "nothing to measure")],
+    [(["--policies", "fp4"], "--policies='fp4' is unknown"), (["--geometry", "huge"], "--geometry")],
 )
 def test_what_the_command_refuses(argv, said, capsys):
     assert main(["bench", "precision", *argv]) == 2

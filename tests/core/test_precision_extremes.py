@@ -142,5 +142,16 @@ def test_a_policy_that_a_backend_cannot_do_names_what_works(preset, monkeypatch)
     served, reason = supports("triton", layout, torch.device("cpu"))
     assert not served
     assert reason.endswith("; backend 'naive' and 'torch' serve it all")
-    expected = {"shared-nvfp4": "checkpoint nvfp4; it serves fp32, bf16, fp16, fp8", "dual-nvfp4": "K = 16 is below 64"}
-    assert expected[preset] in reason
+    assert "no NVFP4 where K = 16 is below 64" in reason
+
+
+def test_a_state_of_4_bits_has_no_read_copy_in_kernels(monkeypatch):
+    row = dataclasses.replace(CAPABILITIES["triton"], devices=("cpu", "cuda"))
+    monkeypatch.setitem(CAPABILITIES, "triton", row)
+    policy = PrecisionPolicy("nvfp4", read_copy="fp8")
+    layout = StateLayout(Recurrence(LayerKind.GDN, 2, 1, 16, 64), 1, precision=policy)
+    served, reason = supports("triton", layout, torch.device("cpu"))
+    assert not served
+    assert (
+        reason == "backend 'triton' has no read copy of a checkpoint of nvfp4; backend 'naive' and 'torch' serve it all"
+    )

@@ -116,11 +116,6 @@ def test_more_rows_share_their_folds_than_flush(rows, draft, expected):
     assert Tiles(16, shares=0).sharing(64, rows, draft, 16) == (4, expected)
 
 
-def test_the_rule_shares_folds_where_heads_are_few():
-    assert default_tiles(replace(BASE, batch=32)).shares == 0
-    assert default_tiles(BASE).shares == 1
-
-
 def test_operation_of_a_layout():
     recurrence = Recurrence.mamba2(heads=128, head_dim=64, state_size=128, groups=8)
     layout = StateLayout(recurrence, 4, precision=PrecisionPolicy("fp16", stochastic_rounding=True))

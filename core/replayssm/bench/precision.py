@@ -28,12 +28,11 @@ class Quality:
     output_error: float
 
 
-def parts_of(policy: PrecisionPolicy) -> tuple[str, str] | None:
-    """Names of a policy's checkpoint and read copy in the benchmark, None where it has none."""
+def parts_of(policy: PrecisionPolicy) -> tuple[str, str]:
+    """Names of a preset's checkpoint and read copy in the benchmark."""
     bare = replace(policy, read_copy=None)
-    checkpoint = next((name for name, known in CHECKPOINTS.items() if known == bare), None)
-    copy = next(name for name, known in READ_COPIES.items() if known == policy.read_copy)
-    return None if checkpoint is None else (checkpoint, copy)
+    checkpoint = next(name for name, known in CHECKPOINTS.items() if known == bare)
+    return checkpoint, next(name for name, known in READ_COPIES.items() if known == policy.read_copy)
 
 
 def policy_name(checkpoint: str, read_copy: str | None) -> str:
@@ -54,15 +53,13 @@ def policy_scenarios(
     found: list[Scenario] = []
     for one in selection.scenarios():
         for name in policies:
-            parts = parts_of(PRESETS[name])
-            reason = f"backend {BACKEND!r} does not serve checkpoint {PRESETS[name].checkpoint}"
-            if parts is not None:
-                scenario = replace(one, checkpoint=parts[0], read_copy=READ_COPIES[parts[1]])
-                ok, reason = supports(BACKEND, scenario.layout, device)
-                if ok:
-                    found.append(scenario)
-                    continue
-            refused[name] = reason
+            checkpoint, copy = parts_of(PRESETS[name])
+            scenario = replace(one, checkpoint=checkpoint, read_copy=READ_COPIES[copy])
+            ok, reason = supports(BACKEND, scenario.layout, device)
+            if ok:
+                found.append(scenario)
+            else:
+                refused[name] = reason
     if not found:
         raise InputError(f"nothing to measure: {'; '.join(refused.values())}")
     return found, refused

@@ -32,7 +32,9 @@ CHECKPOINTS = {
     "bf16": PrecisionPolicy("bf16"),
     "fp16": PrecisionPolicy("fp16"),
     "fp16-sr": PrecisionPolicy("fp16", stochastic_rounding=True),
+    "fp8": PrecisionPolicy("fp8"),
     "fp8-sr": PrecisionPolicy("fp8", stochastic_rounding=True),
+    "nvfp4": PrecisionPolicy("nvfp4"),
 }
 READ_COPIES = {"none": None, "fp8": "fp8", "nvfp4": "nvfp4"}
 _STEADY_ROWS = 256

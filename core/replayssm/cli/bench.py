@@ -23,7 +23,7 @@ _LISTS = (
     ("geometry", "super, nano4b, qwen122b, qwen4b, kimi"),
     ("batch", "rows of a step; 1 8 32 256 512 when left out"),
     ("draft", "T, new tokens of a step; 1 2 4 8 when left out"),
-    ("checkpoint", "fp32, bf16, fp16, fp16-sr, fp8-sr; fp32 when left out"),
+    ("checkpoint", "fp32, bf16, fp16, fp16-sr, fp8, fp8-sr, nvfp4; fp32 when left out"),
     ("read-copy", "none, fp8, nvfp4; none when left out"),
 )
 

@@ -29,10 +29,9 @@ ENVIRONMENT = "REPLAYSSM_TILES"
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
 ROW_CHOICES = (16, 32, 64, 128)
 FOLD_ROWS = 16
-ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS, BUSY = 16, 168, 4, 4096, 8192
+ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS = 16, 168, 4, 4096
 """Formats and their widths; what a tile's rows may be; rows of V that a fold takes at a time, in fp32; and the rule where no
-table is: rows of V a tile, registers a thread up to which draft, programs that fill a GPU, and heads with which it has more
-to do than wait for its longest program."""
+table is: rows of V a tile, registers a thread up to which draft, programs that fill a GPU."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +196,6 @@ def choose_tiles(layout: StateLayout, draft: int, batch: int, device: torch.devi
 def default_tiles(wanted: Operation) -> Tiles:
     """Where nothing was measured: tiles of 16 rows, and a whole head a program once heads alone fill a GPU.
 
-    A program that folds all its rows takes longest; with few heads the step waits for it, so that each fold has its own.
-
     The limit of registers keeps a dozen programs a multiprocessor; a decay per channel, and long drafts, need them all. 64
     rows of Mamba-2 in 4 bits are as many bytes as 16 in 16.
     """
@@ -208,7 +205,7 @@ def default_tiles(wanted: Operation) -> Tiles:
     tiles, heads = -(-wanted.value_dim // rows), wanted.batch * wanted.heads
     count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)
     limited = wanted.layer != "kda" and wanted.draft <= LIMITED_DRAFT
-    return Tiles(rows, count=count, registers=REGISTERS if limited else 0, shares=1 if heads >= BUSY else 0)
+    return Tiles(rows, count=count, registers=REGISTERS if limited else 0)
 
 
 def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:
