@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 
 import pytest
@@ -39,3 +40,17 @@ def test_a_crash_costs_one_check():
         assert found[1].startswith("BrokenProcessPool")
         assert found[2] is None
         assert workers.failures([passes]) == [None]
+
+
+def test_a_crash_while_checks_are_handed_out_costs_one_check():
+    class Slow(list):
+        def __iter__(self):
+            yield self[0]
+            while not workers._running()._broken:
+                time.sleep(0.05)
+            yield self[1]
+
+    with Workers(2) as workers:
+        crashed, passed = workers.failures(Slow([partial(os._exit, 3), passes]))
+    assert crashed.startswith("BrokenProcessPool")
+    assert passed is None

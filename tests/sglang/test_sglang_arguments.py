@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,8 @@ from replayssm_sglang import arguments
         ("enable_unified_memory", True),
         ("enable_torch_compile", True),
         ("use_ray", True),
+        ("enable_dp_attention", True),
+        ("pp_size", 2),
         ("speculative_algorithm", "DSPARK"),
         ("speculative_adaptive", True),
     ],
@@ -42,6 +45,29 @@ def test_nothing_against_a_plain_launch():
     assert not list(arguments.conflicts(SimpleNamespace()))
 
 
+def test_a_second_engine_does_not_take_the_first_ones_dtype_for_the_users(monkeypatch):
+    config, kinds = ReplayConfig(), []
+    monkeypatch.delenv(arguments.STATE_DTYPE_VARIABLE, raising=False)
+    monkeypatch.setattr(arguments.launch, "active_config", lambda: config)
+    monkeypatch.setattr(arguments.surface, "resolved", lambda args: args)
+    monkeypatch.setattr(arguments, "served_kind", kinds.append)
+    monkeypatch.setattr(arguments, "check_heads", lambda *_: None)
+    for preset, dtype in (("exact", "float32"), ("fp16-sr", "float16"), ("exact", "float32")):
+        config = ReplayConfig(preset=preset)
+        arguments.check(SimpleNamespace())
+        assert os.environ[arguments.STATE_DTYPE_VARIABLE] == dtype
+    arguments.forget_dtype()
+    assert arguments.STATE_DTYPE_VARIABLE not in os.environ
+    # The user's own stays, and is what it was.
+    monkeypatch.setenv(arguments.STATE_DTYPE_VARIABLE, "float16")
+    with pytest.raises(SystemExit, match="SGLANG_MAMBA_SSM_DTYPE float16 differs"):
+        arguments.check(SimpleNamespace())
+    config = ReplayConfig(preset="fp16-sr")
+    arguments.check(SimpleNamespace())
+    arguments.forget_dtype()
+    assert os.environ[arguments.STATE_DTYPE_VARIABLE] == "float16"
+
+
 def speculation(draft, **more):
     return SimpleNamespace(speculative_algorithm="NEXTN", speculative_num_draft_tokens=draft, **more)
 
@@ -51,12 +77,6 @@ def test_a_window_below_the_draft_length_is_refused():
     assert "--replayssm-window 3" in reason
     assert "at least 4" in reason
     assert not list(arguments.speculation_conflicts(ReplayConfig(window=4), speculation(4)))
-
-
-def test_speculation_over_a_pipeline_is_refused():
-    (reason,) = arguments.speculation_conflicts(ReplayConfig(), speculation(4, pp_size=2))
-    assert "--pp-size" in reason
-    assert not list(arguments.speculation_conflicts(ReplayConfig(), SimpleNamespace(pp_size=2)))
 
 
 def test_a_backend_that_no_graph_captures_is_refused():

@@ -30,6 +30,9 @@ MEASURING = """
 
     plan = json.loads(sys.argv[1])
     print("starting")
+    if plan.get("dies"):
+        say(READY)
+        sys.exit("gone")
     if plan.get("fails"):
         raise MemoryError("no memory")
     if plan.get("hangs"):
@@ -72,9 +75,17 @@ def test_processes_measure_in_order_and_failures_are_told(tmp_path, site):
 
 def test_a_process_that_hangs_is_ended_and_the_others_measure(tmp_path, site):
     jobs = [Job("measuring", plan, None, {"mode": i}) for i, plan in enumerate([{"hangs": 1}, {"batches": [2]}])]
-    first, second = measure(jobs, tmp_path, 2, site, limit=2.0)
+    first, second = measure(jobs, tmp_path, 2, site, limit=10.0)
     assert first[1] == {"error": "starting"}
     assert second[1]["us"] == 200.0
+
+
+def test_a_process_that_dies_once_it_is_ready_costs_its_own_rows(tmp_path, site):
+    jobs = [Job("measuring", plan, None, {"mode": i}) for i, plan in enumerate([{"batches": [1]}, {"dies": 1}])]
+    (first, one), (second, other) = measure(jobs, tmp_path, 2, site)
+    assert (first.labels["mode"], one["us"]) == (0, 100.0)
+    assert second.labels["mode"] == 1
+    assert "gone" in other["error"]
 
 
 def test_rows_are_compared_as_they_come(tmp_path):
@@ -217,6 +228,7 @@ def test_engines_keep_the_states_that_a_mode_needs(mode):
         (["--mode", "fast"], "--mode fast is unknown; expected plain, sglang-replay"),
         (["--batch", "0"], "--batch=0 must be at least 1"),
         (["--steps", "0"], "--steps=0 must be at least 1"),
+        (["--limit", "-1"], "--limit=-1.0 must be above 0"),
         (["--concurrency"], "--concurrency takes all of the GPU's memory: --parallel must be 1"),
         (["--draft", "1", "4", "--accept-length", "5"], "--accept-length=5.0 must be from 1 to the draft length"),
     ],

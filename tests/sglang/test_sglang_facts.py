@@ -24,7 +24,6 @@ def model(name="LlamaForCausalLM"):
 
 NemotronHConfig = type("NemotronHConfig", (), {})
 ZayaConfig = type("ZayaConfig", (), {})
-JetNemotronConfig = type("JetNemotronConfig", (), {})
 
 
 def test_kinds():
@@ -47,10 +46,30 @@ def test_a_model_without_recurrent_layers_and_one_with_others_are_refused():
         facts.layer_kind(model(), arch(mambaish_config=ZayaConfig()))
 
 
-def test_a_model_that_calls_its_own_kernel_is_refused():
-    config = JetNemotronConfig()
-    with pytest.raises(UnsupportedError, match="JetNemotronConfig call a kernel of their own; start without"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("JetNemotronConfig", "call a kernel of their own"), ("Qwen4ExpTextConfig", "stand beside other states")],
+)
+def test_a_model_whose_gdn_layers_are_more_than_that_is_refused(name, reason):
+    config = type(name, (), {})()
+    with pytest.raises(UnsupportedError, match=f"{name} {reason}.*; start without"):
         facts.layer_kind(model(), arch(mambaish_config=config, hybrid_gdn_config=config))
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (SimpleNamespace(linear_num_value_heads=32, linear_num_key_heads=16), "linear_num_value_heads 32"),
+        (SimpleNamespace(linear_num_value_heads=48, linear_num_key_heads=16), "linear_num_key_heads 16"),
+        (SimpleNamespace(mamba_num_heads=128), "mamba_num_heads 128"),
+        (SimpleNamespace(linear_attn_config={"num_heads": 32, "head_dim": 128}), "num_heads 32"),
+    ],
+)
+def test_heads_that_do_not_split_are_refused_before_a_rank_starts(config, field):
+    facts.check_split(config, 1)
+    facts.check_split(config, 8)
+    with pytest.raises(UnsupportedError, match=f"{field} of SimpleNamespace does not split over --tp-size 3"):
+        facts.check_split(config, 3)
 
 
 @pytest.mark.parametrize("kind", list(LayerKind))

@@ -28,6 +28,7 @@ def parse(*argv):
     [
         (["--replayssm"], ReplayConfig()),
         (["--replayssm", "dual-nvfp4"], ReplayConfig(preset="dual-nvfp4")),
+        (["--replayssm", "--replayssm-config", '{"preset": "fp16-sr"}'], ReplayConfig(preset="fp16-sr")),
         (["--replayssm", "exact", "--replayssm-window", "32"], ReplayConfig(window=32)),
         (["--replayssm-config", '{"window": 8, "seed": 3}'], ReplayConfig(window=8, seed=3)),
         (["--replayssm-config", '{"window": 8}', "--replayssm", "fp16-sr"], ReplayConfig(window=8, preset="fp16-sr")),
@@ -49,6 +50,7 @@ def test_environment_and_flags_over_it(monkeypatch, tmp_path):
     monkeypatch.setenv(ENVIRONMENT, str(path))
     assert launch.active_config() == ReplayConfig(window=5, preset="fp16-sr")
     assert launch.requested(parse("--replayssm-window", "6")) == ReplayConfig(window=6, preset="fp16-sr")
+    assert launch.requested(parse("--replayssm")) == ReplayConfig(window=5, preset="fp16-sr")
 
 
 def test_processes_that_are_started_inherit_every_field(monkeypatch):
@@ -74,6 +76,7 @@ def test_a_conflict_is_refused_before_sglang_looks(monkeypatch):
     [
         (["--replayssm-window", "8"], "needs --replayssm"),
         (["--replayssm-config", '{"window"'], "not valid JSON"),
+        (["--replayssm-config", ""], "neither a JSON object nor a readable file"),
         (["--replayssm-config", "no/such/file"], "neither a JSON object nor a readable file"),
         (["--replayssm-config", '{"widow": 3}'], "unknown field 'widow'"),
         (["--replayssm-config", '{"window": 0}'], "from 1 to 256"),

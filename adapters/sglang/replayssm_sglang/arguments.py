@@ -12,6 +12,8 @@ from replayssm_sglang import facts, launch, surface
 from replayssm_sglang.calls import Foreign
 
 STATE_DTYPE_VARIABLE = "SGLANG_MAMBA_SSM_DTYPE"
+_settled: list[str] = []
+"""What this process has left in that variable for its children: not the user's word when a second engine starts."""
 SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "NGRAM")
 """Algorithms whose acceptance is committed where we commit ours."""
 
@@ -53,6 +55,10 @@ REFUSALS = (
     Refusal("enable_two_batch_overlap", _given, "interleaves the layers of two batches; leave it out"),
     Refusal("enable_pdmux", _given, "interleaves prefill and decode; leave it out"),
     Refusal("enable_torch_compile", _given, "traces the layers, which is not tested; leave it out"),
+    Refusal("enable_dp_attention", _given, "gives each rank requests of its own, which is not tested; leave it out"),
+    Refusal(
+        "pp_size", lambda ranks: (ranks or 1) > 1, "spreads the layers of a step, which is not tested; use --tp-size"
+    ),
     Refusal("enable_mis", _given, "scores several items on one state, which is not tested; leave it out"),
     Refusal("use_ray", _given, "starts processes that do not load plugins; start without Ray"),
     Refusal(
@@ -77,12 +83,23 @@ def check(server_args: Foreign) -> None:
     reason = next(iter(reasons), None)
     if reason is not None:
         launch.refuse(reason)
+    forget_dtype()
     try:
         served_kind(server_args)
+        check_heads(server_args, view)
         dtype = state_dtype(config, getattr(view, "mamba_ssm_dtype", None), os.environ.get(STATE_DTYPE_VARIABLE))
     except UnsupportedError as error:
         launch.refuse(str(error))
+    if STATE_DTYPE_VARIABLE not in os.environ:
+        _settled[:] = [dtype]
     os.environ[STATE_DTYPE_VARIABLE] = dtype
+
+
+def forget_dtype() -> None:
+    """Take back what an earlier engine of this process left to its children."""
+    if _settled and os.environ.get(STATE_DTYPE_VARIABLE) == _settled[0]:
+        del os.environ[STATE_DTYPE_VARIABLE]
+    _settled.clear()
 
 
 def conflicts(view: Foreign) -> Iterator[str]:
@@ -95,15 +112,13 @@ def conflicts(view: Foreign) -> Iterator[str]:
 
 
 def speculation_conflicts(config: ReplayConfig, view: Foreign) -> Iterator[str]:
-    """Reasons against the draft length and the pipeline."""
+    """Reasons against the draft length."""
     draft = draft_length(view)
     if draft > config.window:
         yield (
             f"--replayssm-window {config.window} is below the {draft} tokens of a verify step; "
             f"use at least {draft}, better {max(16, 4 * draft)}"
         )
-    if draft > 1 and (getattr(view, "pp_size", 1) or 1) > 1:
-        yield "--pp-size above 1 commits drafts of another batch; use --tp-size, or leave the speculation out"
 
 
 def backend_conflicts(config: ReplayConfig, view: Foreign) -> Iterator[str]:
@@ -148,10 +163,25 @@ def served_kind(server_args: Foreign) -> LayerKind:
     Raises:
         UnsupportedError: none that are served.
     """
+    return facts.layer_kind(*_model(server_args))
+
+
+def check_heads(server_args: Foreign, view: Foreign) -> None:
+    """That the recurrent layers split over the ranks.
+
+    Raises:
+        UnsupportedError: they do not.
+    """
+    model_config, hybrid_arch = _model(server_args)
+    facts.check_split(hybrid_arch.mambaish_config(model_config), int(getattr(view, "tp_size", None) or 1))
+
+
+def _model(server_args: Foreign) -> tuple[Foreign, Foreign]:
+    """SGLang's description of the model, and the module that knows hybrid ones."""
     from sglang.srt.configs import hybrid_arch
     from sglang.srt.configs.model_config import ModelConfig
 
-    return facts.layer_kind(ModelConfig.from_server_args(server_args), hybrid_arch)
+    return ModelConfig.from_server_args(server_args), hybrid_arch
 
 
 def running_requests(view: Foreign) -> int:

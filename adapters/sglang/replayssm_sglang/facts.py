@@ -13,8 +13,18 @@ from replayssm_sglang.calls import Foreign
 MAMBA2_CONFIGS = ("FalconH1Config", "GraniteMoeHybridConfig", "Mamba2Config", "NemotronHConfig")
 """Model configurations whose mixer is SGLang's `MambaMixer2`."""
 
-PAST_THE_DISPATCHER = ("JetNemotronConfig", "JetVLMConfig")
-"""Model configurations whose GDN layers call SGLang's kernel themselves."""
+_PAST_THE_DISPATCHER = "call a kernel of their own"
+_SIDE_STATES = "stand beside other states that follow the drafts, which is not served"
+NOT_SERVED = {
+    "JetNemotronConfig": _PAST_THE_DISPATCHER,
+    "JetVLMConfig": _PAST_THE_DISPATCHER,
+    "Qwen4ExpConfig": _SIDE_STATES,
+    "Qwen4ExpTextConfig": _SIDE_STATES,
+}
+"""Model configurations with GDN layers that are not served, and why."""
+
+_HEADS = ("linear_num_value_heads", "linear_num_key_heads", "mamba_num_heads", "mamba_n_heads", "num_heads")
+"""Where configurations keep how many heads their recurrent layers have."""
 
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Checkpoints that SGLang's prefill kernels can write: format → dtype of its pool."""
@@ -51,8 +61,8 @@ def layer_kind(model_config: Foreign, hybrid_arch: Foreign) -> LayerKind:
         architecture = ", ".join(model_config.hf_config.architectures or ["this model"])
         raise UnsupportedError(f"{architecture} has no recurrent layers; start without --replayssm")
     name = type(config).__name__
-    if name in PAST_THE_DISPATCHER:
-        raise UnsupportedError(f"the GDN layers of {name} call a kernel of their own; start without --replayssm")
+    if name in NOT_SERVED:
+        raise UnsupportedError(f"the GDN layers of {name} {NOT_SERVED[name]}; start without --replayssm")
     if hybrid_arch.hybrid_gdn_config(model_config) is not None:
         return LayerKind.GDN
     if _is_kda(model_config, hybrid_arch):
@@ -76,6 +86,22 @@ def state_dtype(policy: PrecisionPolicy) -> torch.dtype:
             f"{', '.join(STATE_DTYPES)}; use the preset {', '.join(SERVED_PRESETS[:-1])} or {SERVED_PRESETS[-1]}"
         )
     return STATE_DTYPES[policy.checkpoint]
+
+
+def check_split(config: Foreign, ranks: int) -> None:
+    """That the heads of a model's recurrent layers split over `ranks`.
+
+    Args:
+        config: of the model, as `hybrid_arch.mambaish_config` gives it.
+
+    Raises:
+        UnsupportedError: some do not.
+    """
+    inner = getattr(config, "linear_attn_config", None) or {}
+    found = [(name, inner.get(name, getattr(config, name, None))) for name in _HEADS]
+    for name, heads in found:
+        if isinstance(heads, int) and heads % ranks:
+            raise UnsupportedError(f"{name} {heads} of {type(config).__name__} does not split over --tp-size {ranks}")
 
 
 def cache_params(config: Foreign) -> Foreign:

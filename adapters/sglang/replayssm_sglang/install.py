@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from replayssm import LayerKind, ReplayConfig, ReplaySSMError
-from replayssm_sglang import arguments, budget, facts, launch, mamba2, pool, prefill, session, speculation, surface
+from replayssm_sglang import arguments, budget, facts, launch, mamba2, pool, prefill, speculation, surface
 from replayssm_sglang.calls import Foreign, Original, bind
 from replayssm_sglang.delta import DeltaKernel
 from replayssm_sglang.metrics import Exporter
@@ -25,7 +25,7 @@ def install(config: ReplayConfig, server_args: Foreign) -> Session:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     view = surface.resolved(server_args)
-    started = session.start(config)
+    started = Session(config)
     started.draft, started.tree = arguments.draft_length(view), arguments.drafts_trees(view)
     started.metrics = bool(getattr(view, "enable_metrics", False))
     started.running_requests = arguments.running_requests(view)

@@ -31,10 +31,12 @@ def add_flags(original: Original, parser: argparse.ArgumentParser, *args: Foreig
     group.add_argument(
         "--replayssm",
         nargs="?",
-        const=DEFAULT_PRESET,
+        # Asked for without a preset. Not a word: argparse would look for it among the choices.
+        const=True,
         choices=tuple(PRESETS),
         metavar="PRESET",
-        help=f"Turn it on, with a precision: {', '.join(SERVED_PRESETS)} (default: {DEFAULT_PRESET}).",
+        help=f"Turn it on, with a precision: {', '.join(SERVED_PRESETS)} (default: {DEFAULT_PRESET}); "
+        "a preset of the configuration stays where none is named here.",
     )
     group.add_argument(
         "--replayssm-window",
@@ -57,13 +59,13 @@ def requested(args: argparse.Namespace) -> ReplayConfig | None:
     """
     preset, window, text = (getattr(args, name, None) for name in (_PRESET, _WINDOW, _CONFIG))
     try:
-        base = ReplayConfig.parse(text) if text else ReplayConfig.from_environment()
+        base = ReplayConfig.from_environment() if text is None else ReplayConfig.parse(text)
         if base is None and preset is None:
             if window is not None:
                 refuse("--replayssm-window needs --replayssm (or --replayssm-config) beside it")
             return None
-        config = base or ReplayConfig()
-        if preset is not None:
+        config = base or ReplayConfig(preset=DEFAULT_PRESET)
+        if isinstance(preset, str):
             config = replace(config, preset=preset, precision=None)
         return config if window is None else replace(config, window=window)
     except ReplaySSMError as error:

@@ -59,6 +59,7 @@ def take_flags(original: Original, cls: type, args: argparse.Namespace) -> Forei
 def check_launch(_result: None, server_args: Foreign) -> None:
     """After `ServerArgs.check_server_args`, in the process that the user started: refuse before anything is loaded."""
     if launch.active_config() is None:
+        arguments.forget_dtype()
         return
     require_surface()
     arguments.check(server_args)

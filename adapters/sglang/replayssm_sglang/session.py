@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -159,18 +159,3 @@ class Session:
     def _facts(self) -> ModelFacts:
         assert self.facts is not None, "the model comes first"
         return self.facts
-
-
-_session: Session | None = None
-
-
-def start(config: ReplayConfig) -> Session:
-    """Begin this process's session."""
-    global _session
-    _session = Session(replace(config))
-    return _session
-
-
-def current() -> Session | None:
-    """This process's session, None where there is none."""
-    return _session

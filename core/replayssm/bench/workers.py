@@ -39,12 +39,12 @@ class Workers(AbstractContextManager["Workers"]):
         """Why each check fails, None where it passes."""
         if self.jobs == 1:
             return [_outcome(check) for check in checks]
-        found = [_result(future) for future in [self._running().submit(_outcome, check) for check in checks]]
+        found = [_result(future) for future in [self._submit(check) for check in checks]]
         # An illegal access leaves a worker's device unusable for the checks after it, which then deserve a new one.
         for i, failure in enumerate(found):
             if failure is not None and _lost(failure):
                 self.close()
-                found[i] = _result(self._running().submit(_outcome, checks[i]))
+                found[i] = _result(self._submit(checks[i]))
         return found
 
     def close(self) -> None:
@@ -57,6 +57,15 @@ class Workers(AbstractContextManager["Workers"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _submit(self, check: Check) -> Future[str | None]:
+        """A pool that a crash has broken meanwhile takes nothing: then the result is that."""
+        try:
+            return self._running().submit(_outcome, check)
+        except BrokenProcessPool as error:
+            lost: Future[str | None] = Future()
+            lost.set_exception(error)
+            return lost
 
     def _running(self) -> ProcessPoolExecutor:
         if self._pool is None:

@@ -91,6 +91,8 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("prompt", "steps", "parallel"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name}={getattr(args, name)} must be at least 1")
+    if args.limit <= 0:
+        raise InputError(f"--limit={args.limit} must be above 0 seconds")
     for name in ("batch", "draft"):
         if min(getattr(args, name)) < 1:
             raise InputError(f"--{name}={min(getattr(args, name))} must be at least 1")

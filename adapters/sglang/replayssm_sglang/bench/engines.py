@@ -48,7 +48,7 @@ def settings(model: str, mode: str, draft: int = 1) -> Settings:
     """
     chosen = {**_BASE, "model_path": model, **_attention(model)}
     if mode == OWN:
-        chosen["enable_linear_replayssm" if draft == 1 else "enable_gdn_replayssm_spec"] = True
+        chosen["enable_linear_replayssm"] = True
     if mode in _HALF:
         chosen["mamba_ssm_dtype"] = "float16"
     if draft > 1:

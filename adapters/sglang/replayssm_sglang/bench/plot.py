@@ -18,7 +18,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def panels(rows: Iterable[Row]) -> dict[tuple[str, int], Curves]:
-    """(model, draft) → mode → (batch, ratio), batches in order; of what was compared with SGLang alone at several batches."""
+    """(model, draft) → mode → (batch, ratio), batches in order; compared with SGLang alone at several batches."""
     found: dict[tuple[str, int], Curves] = {}
     for row in sorted(rows, key=lambda row: (row["draft"], row.get("batch", 0))):
         if "us" in row and row["ratio"] is not None and row["mode"] != PLAIN:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
@@ -68,7 +69,9 @@ def measure(
 class _Process:
     def __init__(self, job: Job, logs: Path, number: int, site: Path, limit: float) -> None:
         self._limit = limit
-        self._log = (logs / f"{number:02}-{'-'.join(str(x) for x in job.labels.values())}.log").open("a+")
+        log = logs / f"{number:02}-{'-'.join(str(x) for x in job.labels.values())}.log"
+        log.unlink(missing_ok=True)
+        self._log = log.open("a+")
         self._running = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", job.module, json.dumps(job.plan)],
             stdin=subprocess.PIPE,
@@ -84,8 +87,10 @@ class _Process:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         assert self._running.stdin is not None, "a pipe"
-        self._running.stdin.write("go\n")
-        self._running.stdin.flush()
+        # One that has died since has its last words below.
+        with suppress(BrokenPipeError):
+            self._running.stdin.write("go\n")
+            self._running.stdin.flush()
         yield from self._heard(ROW)
         if self._running.wait() != 0:
             yield {"error": self._last_words()}
