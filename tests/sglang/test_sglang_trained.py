@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_process import HERE, ON_CPU, converse, installed
+from engine_process import converse, installed
 from test_sglang_engine import attention, ngram
 from trained_models import text_tokens, write_model
 from transformers import AutoModelForCausalLM
@@ -48,7 +48,6 @@ NUMBERS = {
     "mamba2": Numbers("float32", 1e-4, 1e-3, 48),
     "kda": Numbers("float32", 1e-4, 1e-3, 16),
 }
-MACHINE = {**ON_CPU, "PYTHONPATH": f"{HERE / 'one_multiprocessor'}:{ON_CPU['PYTHONPATH']}"}
 every_model = pytest.mark.parametrize("kind", NUMBERS)
 
 
@@ -72,7 +71,7 @@ def ask(path, prompt, config=None, **engine):
     numbers = NUMBERS[path.name]
     engine = {"load_format": "auto", "dtype": numbers.dtype, "attention_backend": attention(path.name), **engine}
     turn = {"prompts": [prompt], "tokens": TOKENS}
-    return converse(path, engine, [turn], config, MACHINE, SGLANG_MAMBA_CONV_DTYPE=numbers.dtype)[0][0]
+    return converse(path, engine, [turn], config, SGLANG_MAMBA_CONV_DTYPE=numbers.dtype)[0][0]
 
 
 @cache
