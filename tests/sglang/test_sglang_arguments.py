@@ -46,12 +46,11 @@ def test_nothing_against_a_plain_launch():
 
 
 def test_a_second_engine_does_not_take_the_first_ones_dtype_for_the_users(monkeypatch):
-    config, kinds = ReplayConfig(), []
+    config = ReplayConfig()
     monkeypatch.delenv(arguments.STATE_DTYPE_VARIABLE, raising=False)
     monkeypatch.setattr(arguments.launch, "active_config", lambda: config)
     monkeypatch.setattr(arguments.surface, "resolved", lambda args: args)
-    monkeypatch.setattr(arguments, "served_kind", kinds.append)
-    monkeypatch.setattr(arguments, "check_heads", lambda *_: None)
+    monkeypatch.setattr(arguments, "check_model", lambda *_: None)
     for preset, dtype in (("exact", "float32"), ("fp16-sr", "float16"), ("exact", "float32")):
         config = ReplayConfig(preset=preset)
         arguments.check(SimpleNamespace())

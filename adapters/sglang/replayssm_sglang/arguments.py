@@ -85,8 +85,7 @@ def check(server_args: Foreign) -> None:
         launch.refuse(reason)
     forget_dtype()
     try:
-        served_kind(server_args)
-        check_heads(server_args, view)
+        check_model(server_args, view)
         dtype = state_dtype(config, getattr(view, "mamba_ssm_dtype", None), os.environ.get(STATE_DTYPE_VARIABLE))
     except UnsupportedError as error:
         launch.refuse(str(error))
@@ -166,13 +165,14 @@ def served_kind(server_args: Foreign) -> LayerKind:
     return facts.layer_kind(*_model(server_args))
 
 
-def check_heads(server_args: Foreign, view: Foreign) -> None:
-    """That the recurrent layers split over the ranks.
+def check_model(server_args: Foreign, view: Foreign) -> None:
+    """That the model's recurrent layers are served, and split over the ranks.
 
     Raises:
-        UnsupportedError: they do not.
+        UnsupportedError: they are not, or do not.
     """
     model_config, hybrid_arch = _model(server_args)
+    facts.layer_kind(model_config, hybrid_arch)
     facts.check_split(hybrid_arch.mambaish_config(model_config), int(getattr(view, "tp_size", None) or 1))
 
 
