@@ -29,11 +29,16 @@ class Search:
     values: Mapping[str, Sequence[int]] = field(default_factory=lambda: LIKELY)
 
     def candidates(self, value_dim: int, key_dim: int) -> list[Tiles]:
-        """Combinations that suit a `[V, K]` state: no tile beyond V, a sensible share for each thread."""
+        """Combinations that suit a `[V, K]` state, each launch once: no tile beyond V, a sensible share for each thread."""
         known = {f.name: (f.default,) for f in fields(Tiles) if f.default is not MISSING}
         values = {**known, **self.values}
-        found = [Tiles(**dict(zip(values, choice, strict=True))) for choice in product(*values.values())]
-        return [tiles for tiles in found if _suits(tiles, value_dim, key_dim)]
+        different: dict[tuple[object, ...], Tiles] = {}
+        for choice in product(*values.values()):
+            tiles = Tiles(**dict(zip(values, choice, strict=True)))
+            if _suits(tiles, value_dim, key_dim):
+                launch = (tiles.value, tiles.warps, tiles.registers, tiles.parts(value_dim), tiles.fold_shares(value_dim))
+                different.setdefault(launch, tiles)
+        return list(different.values())
 
 
 def _suits(tiles: Tiles, value_dim: int, key_dim: int) -> bool:
@@ -58,7 +63,7 @@ class Entry:
 def tune(
     scenarios: Sequence[Scenario], search: Search, machine: Machine, workers: Workers, say: Callable[[str], None]
 ) -> Iterator[Entry]:
-    """The fastest shape of each scenario; those that differ by batch alone share a check.
+    """The fastest shape of each scenario; those that differ by batch alone share a check, and all checks come first.
 
     Raises:
         UnsupportedError: a scenario is not served.
@@ -67,21 +72,20 @@ def tune(
     """
     for scenario in scenarios:
         require_served(scenario, machine.device)
+    groups = [(group, _candidates(group[0], search)) for group in _alike(scenarios)]
+    checks = [partial(check_step, group[0], tiles, machine.device) for group, shapes in groups for tiles in shapes]
+    found = iter(workers.failures(checks))
     failed: list[str] = []
-    for group in _alike(scenarios):
-        first = group[0]
-        candidates = search.candidates(first.geometry.recurrence.value_dim, first.geometry.recurrence.key_dim)
-        if not candidates:
-            raise InputError(f"no launch shape to try suits {first.describe()}; allow other values")
-        found = workers.failures([partial(check_step, first, tiles, machine.device) for tiles in candidates])
-        for tiles, failure in zip(candidates, found, strict=True):
-            if failure is not None:
+    for group, shapes in groups:
+        running = []
+        for tiles, failure in zip(shapes, found, strict=False):
+            if failure is None:
+                running.append(tiles)
+            else:
                 say(f"{shape(tiles)} is left out: {failure}")
-        if None not in found:
-            failed.append(first.describe())
-            continue
-        running = [tiles for tiles, failure in zip(candidates, found, strict=True) if failure is None]
-        for scenario in group:
+        if not running:
+            failed.append(group[0].describe())
+        for scenario in group if running else ():
             times = {tiles: machine.clock.measure(round_of_launches(scenario, machine, tiles)) for tiles in running}
             ranked = sorted(times, key=times.__getitem__)
             say(f"{scenario.describe()}: " + ", ".join(f"{shape(tiles)} {times[tiles]:.1f} µs" for tiles in ranked[:4]))
@@ -89,6 +93,14 @@ def tune(
             yield Entry(operation, ranked[0], times[ranked[0]])
     if failed:
         raise ReplaySSMError(f"no launch shape runs {'; '.join(failed)}")
+
+
+def _candidates(scenario: Scenario, search: Search) -> list[Tiles]:
+    recurrence = scenario.geometry.recurrence
+    found = search.candidates(recurrence.value_dim, recurrence.key_dim)
+    if not found:
+        raise InputError(f"no launch shape to try suits {scenario.describe()}; allow other values")
+    return found
 
 
 def shape(tiles: Tiles) -> str:

@@ -28,7 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FIELD=N,N",
-        help="values of a field of the launch shape to try: value (rows of V a tile), count (tiles a program), registers",
+        help="values of a field of the launch shape to try: value (rows of V a tile), count (tiles a program, 0 for all), "
+        "registers (0 for no limit), shares (programs that share folds, 0 for one a fold), warps",
     )
     parser.add_argument("--ref", metavar="TEXT", help="git ref to record, where this is no repository")
     parser.add_argument("--out", type=Path, metavar="FILE", help="table to extend (default: the package's own)")
@@ -38,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure; the table is written after each operation."""
     from replayssm.bench.settings import selection
     from replayssm.bench.timing import cuda_machine
-    from replayssm.bench.tuning import tune
+    from replayssm.bench.tuning import table_facts, tune
     from replayssm.bench.workers import Workers
-    from replayssm.kernels.tiles import gpu_of, table_folder
+    from replayssm.kernels.tiles import gpu_of, read_json, table_folder
     from replayssm.records import circumstances
 
     scenarios = selection(chosen(args), quick=args.quick).scenarios()
@@ -50,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
         gpu = gpu_of(machine.device)
         assert gpu is not None
         out = args.out or table_folder() / gpu.file_name
+        if out.exists():
+            # What cannot be extended is refused now, not after minutes of measuring.
+            table_facts(gpu, read_json(out), (), {})
         facts = circumstances(machine.device, args.ref)
         meta = {name: facts[name] for name in ("versions", "git", "command")}
         for entry in tune(scenarios, search, machine, workers, lambda line: print(line, flush=True)):

@@ -73,11 +73,15 @@ class Tiles:
         count = min(self.count or tiles, tiles)
         return -(-tiles // count), count
 
-    def sharing(self, value_dim: int, rows: int, draft: int, window: int) -> tuple[int, int]:
-        """Programs that share folds, and rows that have them: more than flush in most steps, few of them for nothing."""
+    def fold_shares(self, value_dim: int) -> int:
+        """Programs that share the folds of a program's rows of V."""
         _, count = self.parts(value_dim)
         folds = -(-min(count * self.value, value_dim) // FOLD_ROWS)
-        shares = min(self.shares or folds, folds)
+        return min(self.shares or folds, folds)
+
+    def sharing(self, value_dim: int, rows: int, draft: int, window: int) -> tuple[int, int]:
+        """Programs that share folds, and rows that have them: more than flush in most steps, few of them for nothing."""
+        shares = self.fold_shares(value_dim)
         return shares, min(rows, -(-rows * (draft + 1) // window)) if shares > 1 else 0
 
 
