@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,10 @@ pytest.importorskip("triton")
 import small_flashinfer
 
 import replayssm_flashinfer
-from replayssm import PrecisionPolicy, Recurrence, ReplayConfig, ReplayState, StateLayout, UnsupportedError
+from replayssm import PrecisionPolicy, RawGate, Recurrence, ReplayConfig, ReplayState, StateLayout, UnsupportedError
 from replayssm.backends import load_backend
 from replayssm.capability import choose_backend, supports
+from replayssm.conformance.inputs import Source
 from replayssm_flashinfer import backend
 
 CUDA = torch.device("cuda")
@@ -128,6 +130,21 @@ def test_no_weight_is_narrowed():
         assert torch.equal(found[0][:, 0], skip)
         assert torch.equal(found[1][:, 0], bias.float())
     assert backend._weights(SimpleNamespace(D=None, raw=None), 32) == (None, None)
+
+
+def test_its_kernel_gets_fp32_rates(monkeypatch):
+    """It has no other dtype for A; ours keeps a float64 one as it comes."""
+    given = []
+    monkeypatch.setattr(backend, "find_theirs", lambda symbol: (lambda *tensors, **named: given.append(tensors[8]), ""))
+    monkeypatch.setattr(backend, "launch_fold_into", lambda *arguments: None)
+    source = Source(layout().recurrence, torch.bfloat16, torch.device("cpu"), seed=0, raw=True)
+    assert source.A.dtype == torch.float64
+    state = ReplayState(layout(), A=source.A, backend="torch")
+    tokens = source.tokens(2, 1)
+    tokens = replace(tokens, raw=RawGate(dt_bias=tokens.raw.dt_bias), z=None)
+    load_backend("flashinfer").step(state.layer, state.plan(tokens, [0, 1]), tokens)
+    assert given[0].dtype == torch.float32
+    assert torch.equal(given[0][:, 0, 0], source.A.float())
 
 
 @pytest.mark.parametrize("what", ["ancestors", "dt_limit", "scale", "qk_l2norm", "D"])

@@ -127,7 +127,8 @@ class FlashInferBackend(TritonBackend):
             live,
             tokens.v,
             tokens.gate[..., None].expand(*tokens.gate.shape, dim),
-            layer.A[:, None, None].expand(heads, dim, dstate),
+            # Its kernel has fp32 alone for A.
+            layer.A.float()[:, None, None].expand(heads, dim, dstate),
             tokens.k,
             tokens.q,
             out,
