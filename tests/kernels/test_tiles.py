@@ -17,6 +17,7 @@ from replayssm.kernels import tiles as module
 from replayssm.kernels.tiles import (
     ENVIRONMENT,
     PROGRAMS,
+    QUIET,
     Gpu,
     Operation,
     Table,
@@ -35,6 +36,7 @@ H200 = Gpu("NVIDIA H200", 90)
 BASE = Operation("mamba2", 128, 64, 128, "fp32", None, 1, 256)
 A, B, C = Tiles(16, 1), Tiles(32, 2), Tiles(64, 4)
 CPU = torch.device("cpu")
+FILL = list(zip(PROGRAMS, QUIET, strict=True))
 
 
 def table(*entries: tuple[Operation, Tiles], gpu: Gpu = H200) -> Table:
@@ -70,7 +72,10 @@ def test_drafts_come_before_checkpoints_before_work():
     assert select([found], H200, replace(BASE, checkpoint="fp16")) == A
 
 
-@pytest.mark.parametrize("change", [{"layer": "gdn"}, {"value_dim": 128}, {"key_dim": 64}, {"read_copy": "nvfp4"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"layer": "gdn"}, {"value_dim": 128}, {"key_dim": 64}, {"read_copy": "nvfp4"}, {"checkpoint": "nvfp4"}],
+)
 def test_other_shapes_say_nothing(change):
     wanted = replace(BASE, **change)
     assert select([table((BASE, C))], H200, wanted) == default_tiles(wanted)
@@ -86,12 +91,14 @@ def test_another_gpu_of_the_same_capability_serves_and_others_do_not():
 
 @pytest.mark.parametrize("value_dim", [16, 24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("batch", [1, 3, 8, 256])
-def test_the_rule_covers_a_head_and_fills_the_gpu(value_dim, batch):
-    tiles = default_tiles(replace(BASE, value_dim=value_dim, batch=batch))
+@pytest.mark.parametrize(("draft", "fill", "quiet"), [(1, *FILL[0]), (4, *FILL[1])])
+def test_the_rule_covers_a_head_and_fills_the_gpu(value_dim, batch, draft, fill, quiet):
+    tiles, heads = default_tiles(replace(BASE, value_dim=value_dim, batch=batch, draft=draft)), batch * BASE.heads
     parts, count = tiles.parts(value_dim)
     assert (parts - 1) * count * tiles.value < value_dim <= parts * count * tiles.value
-    assert parts == 1 or batch * BASE.heads < PROGRAMS
-    assert count == 1 or 2 * parts * batch * BASE.heads >= PROGRAMS
+    assert parts == 1 or heads < fill
+    assert count == 1 or 2 * parts * heads >= fill
+    assert tiles.shares == (heads >= quiet)
 
 
 @pytest.mark.parametrize(

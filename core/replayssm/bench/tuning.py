@@ -36,7 +36,13 @@ class Search:
         for choice in product(*values.values()):
             tiles = Tiles(**dict(zip(values, choice, strict=True)))
             if _suits(tiles, value_dim, key_dim):
-                launch = (tiles.value, tiles.warps, tiles.registers, tiles.parts(value_dim), tiles.fold_shares(value_dim))
+                launch = (
+                    tiles.value,
+                    tiles.warps,
+                    tiles.registers,
+                    tiles.parts(value_dim),
+                    tiles.fold_shares(value_dim),
+                )
                 different.setdefault(launch, tiles)
         return list(different.values())
 

@@ -2,7 +2,7 @@
 
 A table's entry holds what it was measured for (layer, heads, V, K, checkpoint, read copy, draft, batch) and the shape that
 was fastest there. `replayssm tune` measures and writes them. An operation that is not in a table takes the nearest entry of
-the same layer, V, K and read copy: the same checkpoint first, then the nearest draft, then the nearest amount of work.
+the same layer, V and K that reads alike: the same checkpoint first, then the nearest draft, then the nearest amount of work.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ ENVIRONMENT = "REPLAYSSM_TILES"
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
 ROW_CHOICES = (16, 32, 64, 128)
 FOLD_ROWS = 16
-ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS = 16, 168, 4, 4096
+ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS, QUIET = 16, 168, 4, (512, 2048), (4096, 512)
 """Formats and their widths; what a tile's rows may be; rows of V that a fold takes at a time, in fp32; and the rule where no
-table is: rows of V a tile, registers a thread up to which draft, programs that fill a GPU."""
+table is: rows of V a tile, registers a thread up to which draft, and, for one token and for drafts, programs up to which
+heads are divided and heads below which folds are shared."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,14 @@ class Operation:
         checkpoint = precision.checkpoint + ("-sr" if precision.stochastic_rounding else "")
         return cls(str(r.kind), r.heads, r.value_dim, r.key_dim, checkpoint, precision.read_copy, draft, batch)
 
+    @property
+    def reads(self) -> str | None:
+        """What steps read in place of a state in numbers: a copy, or a checkpoint of NVFP4."""
+        return self.read_copy or ("nvfp4" if self.checkpoint == "nvfp4" else None)
+
     def distance(self, other: Operation) -> tuple[float, ...] | None:
         """How far another operation is, compared field by field; None where its shape says nothing about this one."""
-        for name in ("layer", "value_dim", "key_dim", "read_copy"):
+        for name in ("layer", "value_dim", "key_dim", "reads"):
             if getattr(self, name) != getattr(other, name):
                 return None
         work = math.log2(self.batch * self.heads) - math.log2(other.batch * other.heads)
@@ -198,18 +204,21 @@ def choose_tiles(layout: StateLayout, draft: int, batch: int, device: torch.devi
 
 
 def default_tiles(wanted: Operation) -> Tiles:
-    """Where nothing was measured: tiles of 16 rows, and a whole head a program once heads alone fill a GPU.
+    """Where nothing was measured: tiles of 16 rows, a head divided while there are few, and folds shared by programs.
 
-    The limit of registers keeps a dozen programs a multiprocessor; a decay per channel, and long drafts, need them all. 64
-    rows of Mamba-2 in 4 bits are as many bytes as 16 in 16.
+    A program goes through the history before it reads: a handful for each multiprocessor are better than more of them, but
+    for drafts, whose own work is more than that. By channel the history is as much as a tile. The limit of registers keeps a
+    dozen programs a multiprocessor; a decay per channel, and long drafts, need them all. 64 rows of Mamba-2 in 4 bits are as
+    many bytes as 16 in 16.
     """
-    rows = ROWS
-    if wanted.layer == "mamba2" and "nvfp4" in (wanted.read_copy, wanted.checkpoint):
+    rows, channel = ROWS, wanted.layer == "kda"
+    if wanted.layer == "mamba2" and wanted.reads == "nvfp4":
         rows = max(ROWS, min(64, 1 << (wanted.value_dim.bit_length() - 1)))
     tiles, heads = -(-wanted.value_dim // rows), wanted.batch * wanted.heads
-    count = 0 if heads >= PROGRAMS else max(1, tiles * heads // PROGRAMS)
-    limited = wanted.layer != "kda" and wanted.draft <= LIMITED_DRAFT
-    return Tiles(rows, count=count, registers=REGISTERS if limited else 0)
+    fill, quiet = PROGRAMS[wanted.draft > 1 and not channel], QUIET[wanted.draft > 1]
+    count = 0 if heads >= fill else max(1, tiles * heads // fill)
+    limited = not channel and wanted.draft <= LIMITED_DRAFT
+    return Tiles(rows, count=count, registers=REGISTERS if limited else 0, shares=1 if heads >= quiet else 0)
 
 
 def select(tables: Iterable[Table], gpu: Gpu | None, wanted: Operation) -> Tiles:
