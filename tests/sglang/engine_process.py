@@ -78,3 +78,16 @@ def converse(
     answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert answers, f"the engine ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(answers[-1].removeprefix(MARK))
+
+
+def tokens_until_tie(ours: list[dict], theirs: list[dict], tie: float) -> int:
+    """How many tokens were compared: answers are equal up to the first tie of theirs, two logits closer than `tie`."""
+    compared = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        pairs = zip(mine["tokens"], other["tokens"], other["margins"], strict=True)
+        same, margin = next(
+            ((i, margin) for i, (a, b, margin) in enumerate(pairs) if a != b), (len(other["tokens"]), 0.0)
+        )
+        assert margin < tie, f"token {same}, ahead by {margin}: {mine['tokens']}, {other['tokens']}"
+        compared += same
+    return compared

@@ -12,7 +12,7 @@ from itertools import cycle
 import bench_client
 import pytest
 import torch
-from engine_process import converse, environment, on_gpu
+from engine_process import converse, environment, on_gpu, tokens_until_tie
 from server_process import generate, page, serving
 
 
@@ -106,16 +106,9 @@ def ask(tmp_path, ports):
 
 
 def same_tokens(ours, theirs):
-    """Equal, up to the first tie of the ordinary decode; how many tokens were."""
-    compared = 0
-    for mine, other in zip(ours, theirs, strict=True):
-        pairs = zip(mine["tokens"], other["tokens"], other["margins"], strict=True)
-        differing = next((i for i, (a, b, _) in enumerate(pairs) if a != b), len(other["tokens"]))
-        tie = differing == len(other["tokens"]) or other["margins"][differing] < TIE
-        assert tie, f"token {differing}, ahead by {other['margins'][differing]}: {mine['tokens']}, {other['tokens']}"
-        compared += differing
+    """Equal, up to the first tie of the ordinary decode."""
+    compared = tokens_until_tie(ours, theirs, TIE)
     assert compared >= TOKENS * len(ours) // 4, f"ties everywhere: only {compared} tokens were compared"
-    return compared
 
 
 TURNS = [{"prompts": PROMPTS, "tokens": TOKENS}, {"again": True, "tokens": TOKENS}]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_process import converse, installed
+from engine_process import converse, installed, tokens_until_tie
 from test_sglang_engine import attention, ngram
 from trained_models import text_tokens, write_model
 from transformers import AutoModelForCausalLM
@@ -105,10 +105,8 @@ def transformers_answer(kind, prompt):
 
 def same_tokens(mine, other, tie):
     """Equal, up to the first tie of the other; at least half of them."""
-    pairs = enumerate(zip(mine["tokens"], other["tokens"], strict=True))
-    first = next((i for i, (a, b) in pairs if a != b), TOKENS)
-    assert first == TOKENS or other["margins"][first] < tie, f"token {first} of {mine} and {other}"
-    assert first >= TOKENS // 2, f"a tie at token {first}: too little was compared"
+    compared = tokens_until_tie([mine], [other], tie)
+    assert compared >= TOKENS // 2, f"a tie at token {compared}: too little was compared"
 
 
 @pytest.mark.slow
