@@ -17,6 +17,8 @@ from replayssm.recurrence import Recurrence
 
 MAX_WINDOW = 256
 MAX_DRAFT = 64
+WORD = 4
+"""Bytes at whose multiples slots of one-byte numbers start."""
 ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 Buffers = dict[str, Tensor]
@@ -114,7 +116,7 @@ class StateLayout:
 
         Raises:
             InputError: a buffer is missing, of the wrong shape, dtype or device, its inner dimensions are not contiguous,
-                or its slots overlap.
+                its slots overlap, or those of one-byte numbers start between words.
         """
         if not isinstance(buffers, Mapping):
             raise InputError(f"buffers is a {type(buffers).__name__}; expected a mapping of names to tensors")
@@ -138,6 +140,11 @@ class StateLayout:
                 raise InputError(f"buffer {spec.name!r} is on {buffer.device}; the state is on {device}")
             if not buffer[0].is_contiguous():
                 raise InputError(f"buffer {spec.name!r}: the dimensions inside a slot must be contiguous")
+            if spec.dtype.itemsize == 1 and (buffer.data_ptr() % WORD or (self.slots > 1 and buffer.stride(0) % WORD)):
+                raise InputError(
+                    f"buffer {spec.name!r}: every slot must start at a multiple of {WORD} bytes, for numbers of a byte and "
+                    f"less are read by words; address {buffer.data_ptr():#x}, slot stride {buffer.stride(0)}"
+                )
             if self.slots > 1 and buffer.stride(0) < math.prod(spec.shape):
                 raise InputError(f"buffer {spec.name!r}: slot stride {buffer.stride(0)} makes slots overlap")
             twin = homes.setdefault(buffer.data_ptr(), spec.name)

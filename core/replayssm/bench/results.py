@@ -70,8 +70,10 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        return facts["meta"], [Row(**row) for row in facts["rows"]]
-    except (OSError, ValueError) as error:
+        meta, rows = dict(facts["meta"]), [Row(**row) for row in facts["rows"]]
+        _check(meta, rows)
+        return meta, rows
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     except (KeyError, TypeError) as error:
         raise InputError(
@@ -82,3 +84,28 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
 def ceiling_facts(ceilings: Ceilings) -> dict[str, float]:
     """Ceilings in their JSON form, GB/s."""
     return {f"{name}_gbps": round(value, 1) for name, value in asdict(ceilings).items()}
+
+
+def _check(meta: dict[str, Any], rows: list[Row]) -> None:
+    """That a table can be made of them.
+
+    Raises:
+        TypeError: something is missing, or of another type.
+    """
+    if lacking := [name for name in ("device", "git", "command", "versions", "ceilings") if name not in meta]:
+        raise TypeError(f"meta lacks {', '.join(lacking)}")
+    if not rows:
+        raise TypeError("there are no rows")
+    for row in rows:
+        for name, allowed in _TYPES.items():
+            value = getattr(row, name)
+            if not isinstance(value, allowed) or isinstance(value, bool):
+                raise TypeError(f"{name}={value!r} of a row")
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("layer", "geometry", "checkpoint", "phase"), (str,)),
+    "read_copy": (str, type(None)),
+    **dict.fromkeys(("batch", "draft"), (int,)),
+    **dict.fromkeys(("us", "ordinary_us", "ratio", "share_of_ceiling"), (int, float)),
+}

@@ -78,7 +78,7 @@ def tune(
     """
     for scenario in scenarios:
         require_served(scenario, machine.device)
-    groups = [(group, _candidates(group[0], search)) for group in _alike(scenarios)]
+    groups = [(group, candidates(group[0], search)) for group in _alike(scenarios)]
     checks = [partial(check_step, group[0], tiles, machine.device) for group, shapes in groups for tiles in shapes]
     found = iter(workers.failures(checks))
     failed: list[str] = []
@@ -101,7 +101,12 @@ def tune(
         raise ReplaySSMError(f"no launch shape runs {'; '.join(failed)}")
 
 
-def _candidates(scenario: Scenario, search: Search) -> list[Tiles]:
+def candidates(scenario: Scenario, search: Search) -> list[Tiles]:
+    """Shapes to try for a scenario.
+
+    Raises:
+        InputError: none suits its geometry, or one is no launch shape.
+    """
     recurrence = scenario.geometry.recurrence
     found = search.candidates(recurrence.value_dim, recurrence.key_dim)
     if not found:

@@ -39,13 +39,17 @@ def run(args: argparse.Namespace) -> int:
     """Measure; the table is written after each operation."""
     from replayssm.bench.settings import selection
     from replayssm.bench.timing import cuda_machine
-    from replayssm.bench.tuning import table_facts, tune
+    from replayssm.bench.tuning import candidates, table_facts, tune
     from replayssm.bench.workers import Workers
     from replayssm.kernels.tiles import gpu_of, read_json, table_folder
     from replayssm.records import circumstances
 
     scenarios = selection(chosen(args), quick=args.quick).scenarios()
     search = parse_search(args.tries)
+    for scenario in scenarios:
+        candidates(scenario, search)
+    if args.out is not None and args.out.is_dir():
+        raise InputError(f"--out={args.out} is a folder; expected a file")
     with Workers(jobs(args)) as workers:
         machine = cuda_machine()
         gpu = gpu_of(machine.device)

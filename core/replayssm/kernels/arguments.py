@@ -90,8 +90,9 @@ def _aligned(layer: LayerState) -> bool:
 def read_sizes(layer: LayerState, draft: int) -> dict[str, int]:
     """ER, the E of what a step reads, and P of `kernels.tile`: what four threads load at a time, in a line of 128 bytes.
 
-    Of a copy, or of bytes, a thread has 16 bytes, and neighbouring rows, or loads, fill a line. A draft of more than four
-    tokens has rows enough for a product without parts, and no registers for them.
+    Of a copy, or of bytes, a thread has 16 bytes, and neighbouring rows, or loads, fill a line. Rows of a 16-bit state are
+    the left side of a product as they were loaded. A draft of more than four tokens has rows enough for a product without
+    parts, and no registers for them.
     """
     key_dim = layer.layout.recurrence.key_dim
     copy = copy_format(layer.layout)
@@ -100,7 +101,8 @@ def read_sizes(layer: LayerState, draft: int) -> dict[str, int]:
     state = layer.buffers["checkpoint"]
     columns = 4 * vector(state, key_dim)
     line = min(128 // (columns * state.element_size()), key_dim // columns)
-    return {"ER": columns // 4, "P": line if draft <= 4 else 1}
+    whole = draft > 4 or state.element_size() == 2
+    return {"ER": columns // 4, "P": 1 if whole else line}
 
 
 def vector(state: Tensor, key_dim: int) -> int:

@@ -1,8 +1,8 @@
 """What steps that do not flush read, and what is written for them: the checkpoint itself, or a low-precision read copy.
 
 Numbers of a copy are exact in bf16, but for powers of two, and so are products of e2m1 numbers with their e4m3 scales. Rows
-of V meet the tensor cores as the left side of a product of bf16 numbers; x, in as many bf16 parts as it needs, is its right
-side. `unpack.py` takes the words of a copy apart.
+of V, those of a 16-bit state as they are, meet the tensor cores as the left side of a product of 16-bit numbers; x, in as
+many parts as it needs, is its right side. `unpack.py` takes the words of a copy apart.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import triton.language as tl
 
 from replayssm.kernels.matrix import load_parts, load_row_scales, round_to_grid, store_tile
 from replayssm.kernels.primitives import dot_stored, exp
-from replayssm.kernels.tile import columns, flat_columns, join_parts, load_x_parts, parts, reorder, unflat
+from replayssm.kernels.tile import columns, flat, flat_columns, join_parts, load_x_parts, parts, reorder, unflat
 from replayssm.kernels.unpack import NVFP4_REST, copy_order, fp8_values, nvfp4_values
+
+# Bits of the exponent of fp32; less a power of two's they are those of its inverse.
+POWER_BITS = tl.constexpr(0x7F800000)
+ONES_BITS = tl.constexpr(254 << 23)
 
 
 @triton.jit
@@ -46,8 +50,8 @@ def load_read(p_read, p_block_scale, o_n, end, K: tl.constexpr, E: tl.constexpr,
         o_scale = (o_n * (K // E))[:, None] + tl.arange(0, K // E)[None, :]
         b_scale = tl.load(p_scale + o_scale, mask=b_live[:, None], other=0)
     elif READ == "fp8":
-        p_bytes = p_read.to(tl.pointer_type(tl.int8)) + (o_n * K)[:, None, None]
-        b_stored = tl.load(p_bytes + columns(K, E), mask=(o_n < end)[:, None, None], other=0)
+        p_words = p_read.to(tl.pointer_type(tl.int32)) + (o_n * (K // 4))[:, None, None]
+        b_stored = tl.load(p_words + columns(K // 4, E // 4), mask=(o_n < end)[:, None, None], other=0)
     else:
         b_stored = load_parts(p_read, o_n, end, K, E, P)
     return b_stored, b_scale
@@ -68,39 +72,49 @@ def place_x(
     p_x, b_live, b_decay, K: tl.constexpr, E: tl.constexpr, ER: tl.constexpr, P: tl.constexpr,
     READ: tl.constexpr, CHANNEL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of a step at pointers `p_x [X]`, by channel times e^b_decay, as `read_tile` takes them.
+    """Rows of a step at pointers `p_x [X]`, by channel times e^b_decay, as `read_tile` takes them, and its unit `[X]`.
 
-    For a state `[P X, K / P]`. For a copy `[K, n X]`, in n bf16 numbers each: one where that is exact, two for what decays
-    by channel and for fp16, four for fp32.
+    For a state of fp32 `[P X, K / P]`. For numbers of 16 bits and fewer `[K, n X]`, in n bf16 numbers each: one where that
+    is exact, two for what decays by channel and for fp16, four for fp32; for a state of fp16 in one or two fp16 numbers,
+    of each row over a power of two, its unit.
     """
     X: tl.constexpr = p_x.shape[0]
-    if READ == "fp8" or READ == "nvfp4":
+    b_unit = tl.full([X], 1.0, dtype=tl.float32)
+    if READ == "fp8" or READ == "nvfp4" or READ == "bf16" or READ == "fp16":
         b_x = tl.load(p_x[:, None] + tl.arange(0, K)[None, :], mask=b_live[:, None], other=0.0)
+        ONE: tl.constexpr = b_x.dtype.primitive_bitwidth == 16 and not CHANNEL
         if CHANNEL:
             M: tl.constexpr = K // (4 * E)
             b_x = b_x.to(tl.float32) * exp(tl.reshape(unflat(b_decay, E), [b_decay.shape[0], M * 4 * E]))
-        if b_x.dtype == tl.bfloat16:
+        if READ == "fp16":
+            b_x = b_x.to(tl.float32)
+            b_power = tl.max(tl.abs(b_x), axis=1).to(tl.int32, bitcast=True) & POWER_BITS
+            b_unit = b_power.to(tl.float32, bitcast=True)
+            # Up to 2, so that what fp16 loses is 2^-25 of the largest number.
+            b_x *= (-b_power + ONES_BITS).to(tl.float32, bitcast=True)[:, None]
+            b_parts = b_x.to(tl.float16) if ONE else pair(b_x, tl.float16)
+        elif b_x.dtype == tl.bfloat16:
             b_parts = b_x
         elif DOT == "tf32":
-            b_parts = bf16_pair(b_x.to(tl.float32))
+            b_parts = pair(b_x.to(tl.float32), tl.bfloat16)
         else:
-            b_pair = bf16_pair(b_x)
+            b_pair = pair(b_x, tl.bfloat16)
             b_rest = b_x - tl.sum(tl.reshape(b_pair.to(tl.float32), [2, X, K]), axis=0)
-            b_all = tl.permute(tl.join(b_pair, bf16_pair(b_rest)), (2, 0, 1))
+            b_all = tl.permute(tl.join(b_pair, pair(b_rest, tl.bfloat16)), (2, 0, 1))
             b_parts = tl.reshape(b_all, [4 * X, K])
         b_out = tl.trans(copy_order(b_parts, ER, READ))
     else:
         b_out = load_x_parts(p_x, b_live, K, ER, P)
         if CHANNEL:
             b_out *= exp(parts(tl.broadcast_to(reorder(b_decay, E, ER), [X, K]), P, ER))
-    return b_out
+    return b_out, b_unit
 
 
 @triton.jit
-def bf16_pair(b_x):
-    """fp32 `[X, K]` → two bf16 numbers each, whose sum is within 2^-17: `[2 X, K]`."""
-    b_high = b_x.to(tl.bfloat16)
-    b_low = (b_x - b_high.to(tl.float32)).to(tl.bfloat16)
+def pair(b_x, DTYPE: tl.constexpr):
+    """fp32 `[X, K]` → two numbers of 16 bits each, whose sum is within 2^-17 (bf16) or 2^-22 (fp16): `[2 X, K]`."""
+    b_high = b_x.to(DTYPE)
+    b_low = (b_x - b_high.to(tl.float32)).to(DTYPE)
     return tl.reshape(tl.permute(tl.join(b_high, b_low), (2, 0, 1)), [2 * b_x.shape[0], b_x.shape[1]])
 
 
@@ -109,8 +123,13 @@ def read_tile(
     b_stored, b_scale, b_x, X: tl.constexpr, E: tl.constexpr, P: tl.constexpr, READ: tl.constexpr, DOT: tl.constexpr
 ):  # fmt: skip
     """What X rows of a step read of rows of V, but for `load_factors`: `[BV, X]`. b_stored, b_scale: of `load_read`."""
-    if READ == "fp8" or READ == "nvfp4":
-        b_value = fp8_values(b_stored, E) if READ == "fp8" else nvfp4_values(b_stored, b_scale, E)
+    if READ == "fp8" or READ == "nvfp4" or READ == "bf16" or READ == "fp16":
+        if READ == "fp8":
+            b_value = fp8_values(b_stored, E)
+        elif READ == "nvfp4":
+            b_value = nvfp4_values(b_stored, b_scale, E)
+        else:
+            b_value = flat(b_stored)
         b_all = dot_stored(b_value, b_x, DOT)
         b_read = tl.sum(tl.reshape(b_all, [b_all.shape[0], b_all.shape[1] // X, X]), axis=1)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from replayssm.kernels.matrix import saturate
 from replayssm.kernels.primitives import sigmoid
 from replayssm.kernels.ring import wrap
 from replayssm.kernels.tile import from_tile, load_value, tile_rows, to_tile, value_columns, value_rows
@@ -78,7 +79,11 @@ def finish_tile(
     o_t = o_column % BT
     m_new = (o_column < BT) & (o_t < length) & (o_v < V)
     p_new = wrap(new + o_t, R) * V + o_v
-    tl.store(p_value + p_new, from_tile((b_u if DELTA else b_stored).to(p_value.dtype.element_ty)), mask=m_new)
+    b_record = b_stored
+    if DELTA:
+        # Beyond fp16 it would be infinite, and all that reads it.
+        b_record = saturate(b_u, 65504.0) if p_value.dtype.element_ty == tl.float16 else b_u
+    tl.store(p_value + p_new, from_tile(b_record.to(p_value.dtype.element_ty)), mask=m_new)
     if DELTA:
         tl.store(p_raw + p_new, from_tile(b_stored), mask=m_new)
     o_column = value_columns(BX)

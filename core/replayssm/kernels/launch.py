@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Ten
     parts, count = tiles.parts(recurrence.value_dim)
     shares, shared = tiles.sharing(recurrence.value_dim, len(plan.rows), plan.draft, layer.layout.window)
     memory = _memory(layer)
+    if inputs.q.dtype != inputs.k.dtype:
+        # Rows of one block, so of one dtype; keys go back to the ring's as they were.
+        wider = torch.promote_types(inputs.q.dtype, inputs.k.dtype)
+        inputs = replace(inputs, q=inputs.q.to(wider), k=inputs.k.to(wider))
     tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in FIELDS}
     step_kernel[(parts, recurrence.heads, len(plan.rows) + shared * (shares - 1))](
         *_plan_tensors(layer, plan),

@@ -245,7 +245,7 @@ def step_kernel(
             b_x_end, b_live, b_path, b_gate, p_q, p_k, o_x, p_key, p_key_scale, p_gate, rate, origin, committed, o_j,
             K, R, J, T, BT, E, EK, DELTA, CHANNEL, DOT,
         )  # fmt: skip
-        b_read_x = place_x(p_x, b_live, whole, K, E, ER, P, READ, CHANNEL, DOT)
+        b_read_x, b_unit = place_x(p_x, b_live, whole, K, E, ER, P, READ, CHANNEL, DOT)
         b_high, b_low = split_reach(b_reach, p_value.dtype.element_ty == tl.bfloat16)
         state_decay = 1.0
         if CHANNEL:
@@ -269,6 +269,8 @@ def step_kernel(
             b_next_u = load_values(p_value, origin, committed, first_row + BV, end, V, R, J, BV)
             b_next_factor = load_factors(p_read_scale, first_row + BV + tile_rows(BV), end, READ)
             b_read *= (b_factor * state_decay)[:, None]
+            if READ == "fp16":
+                b_read *= b_unit[None, :]
             b_read = add_history(b_u, b_high, b_low, b_read, DOT) * b_column[None, :]
             finish_tile(
                 b_read, b_new, b_scores, b_inner, b_step, p_z, p_skip, p_out, p_value, p_raw,

@@ -180,10 +180,15 @@ class Table:
         operation, shape = {f.name for f in fields(Operation)}, {f.name for f in fields(Tiles)}
         try:
             gpu = Gpu(facts["gpu"], facts["capability"])
+            if type(gpu.name) is not str or type(gpu.capability) is not int or type(facts["entries"]) is not list:
+                raise InputError("gpu must be a name, capability a whole number, entries a list")
             entries = []
             for entry in facts["entries"]:
-                tiles = {name: value for name, value in entry["tiles"].items() if name in shape}
-                entries.append((Operation(**{name: entry[name] for name in operation}), Tiles(**tiles)))
+                if unknown := sorted(set(entry["tiles"]) - shape):
+                    raise InputError(
+                        f"tiles have unknown {', '.join(unknown)}; expected some of {', '.join(sorted(shape))}"
+                    )
+                entries.append((Operation(**{name: entry[name] for name in operation}), Tiles(**entry["tiles"])))
         except (KeyError, TypeError, AttributeError, InputError) as error:
             raise InputError(f"{where} is not a table of launch shapes: {type(error).__name__}: {error}") from None
         return cls(gpu, tuple(entries))
@@ -276,7 +281,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(facts, dict):
         raise InputError(f"{path} holds a {type(facts).__name__}; expected a table of launch shapes")

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from replayssm.kernels.channel import channel_pairs, channel_paths, load_wide
 from replayssm.kernels.primitives import exp
+from replayssm.kernels.ring import STRONGEST
 from replayssm.kernels.tile import flat
 
 
@@ -96,6 +97,7 @@ def see_tokens(
         else:
             b_decay = exp(b_path)
     elif CHANNEL:
+        b_gate = tl.maximum(b_gate, STRONGEST)
         b_paths = channel_paths(b_gate, p_ancestors, T, TREE)
         b_twice = tl.reshape(tl.broadcast_to(b_paths[None, :, :], [2, BT, K]), [BX, K // (4 * E), 4 * E])
         b_path = flat(b_twice)
@@ -105,7 +107,7 @@ def see_tokens(
         # A query sees its own token's key as it is.
         b_scores = tl.where(b_seen, tl.where(o_t[:, None] == o_t[None, :], b_dots, b_pairs), 0.0)
     else:
-        b_path, b_x_end = head_path(b_above, b_gate * rate, T), b_x
+        b_path, b_x_end = head_path(b_above, tl.maximum(b_gate * rate, STRONGEST), T), b_x
         b_between = exp(tl.where(b_seen, b_path[:, None] - b_path[None, :], float("-inf")))
         b_scores = b_dots * b_between
         b_decay = exp(b_path)

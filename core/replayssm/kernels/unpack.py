@@ -3,8 +3,8 @@
 A word goes apart in registers, two numbers an operation: their bits move to where bf16 has sign, exponent and mantissa, and
 a product of two pairs sets the exponents right. The interpreter has no machine code and computes the same numbers plainly.
 
-The order of columns is one of those in which a sum over k may run (`tile.py`): `copy_order` puts x into it. Products take
-four numbers of a thread at a time.
+The order of columns is one of those in which a sum over k may run (`tile.py`): `copy_order` puts x into it. Of what comes
+from words products take four numbers of a thread at a time, of 16-bit numbers as loaded two.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.primitives import INTERPRETED
+from replayssm.kernels.tile import flat
 
 NVFP4_REST = tl.constexpr(2.0**19)
 """What `nvfp4_values` lack: on the way bf16 would not hold them."""
 
 
 def _fp8_assembly() -> str:
-    """Four e4m3 bytes of $2 → bf16 pairs $0, $1: bytes to the upper halves, bits to their places, times 2^120."""
+    """Byte j of words $4 and $5 → the bf16 pair $j: bytes to the upper halves, their bits to their places, times 2^120."""
     lines = []
-    for target, bytes_ in (("$0", "0x1404"), ("$1", "0x3424")):
+    for byte in range(4):
         lines += [
-            f"prmt.b32 t, $2, 0, {bytes_};",
+            f"prmt.b32 t, $4, $5, 0x{byte + 4}0{byte}0;",
             "shr.u32 u, t, 4;",
             "and.b32 u, u, 0x07F007F0;",
             "lop3.b32 t, t, 0x80008000, u, 0xEA;",
-            f"fma.rn.bf16x2 {target}, t, lift, zero;",
+            f"fma.rn.bf16x2 ${byte}, t, lift, zero;",
         ]
     return "\n".join(["{.reg .b32 t, u, lift, zero; mov.b32 lift, 0x7B807B80; mov.b32 zero, 0x80008000;", *lines, "}"])
 
@@ -61,26 +62,37 @@ NVFP4_OPERANDS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 4))
 
 @triton.jit
 def copy_order(b_x, E: tl.constexpr, READ: tl.constexpr):
-    """`[N, K]` in the order of K → in the order of `fp8_values` or `nvfp4_values`."""
+    """`[N, K]` in the order of K → in that of `fp8_values` or `nvfp4_values`, or of a 16-bit state as loaded."""
     N: tl.constexpr = b_x.shape[0]
     K: tl.constexpr = b_x.shape[1]
     if READ == "nvfp4":
         b_split = tl.permute(tl.reshape(b_x, [N, K // (4 * E), 4, E // 16, 2, 8]), (0, 1, 5, 2, 3, 4))
-    else:
+    elif READ == "fp8":
         b_split = tl.permute(tl.reshape(b_x, [N, K // (4 * E), 4, E // 4, 4]), (0, 1, 3, 2, 4))
+    else:
+        b_split = flat(tl.reshape(b_x, [N, K // (4 * E), 4 * E]))
     return tl.reshape(b_split, [N, K])
 
 
 @triton.jit
-def fp8_values(b_bytes, E: tl.constexpr):
-    """Bytes `[N, K / 4 E, 4 E]` → bf16 `[N, K]`."""
-    N: tl.constexpr = b_bytes.shape[0]
-    K: tl.constexpr = b_bytes.shape[1] * 4 * E
+def fp8_values(b_words, E: tl.constexpr):
+    """Words `[N, K / 4 E, E]` of four e4m3 numbers → bf16 `[N, K]`."""
+    N: tl.constexpr = b_words.shape[0]
+    K: tl.constexpr = b_words.shape[1] * 4 * E
     if INTERPRETED:
-        b_value = b_bytes.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(tl.bfloat16)
+        n0, n1, n2, n3 = plain_byte(b_words, 0), plain_byte(b_words, 1), plain_byte(b_words, 2), plain_byte(b_words, 3)
     else:
-        b_value = tl.inline_asm_elementwise(FP8_ASSEMBLY, "=r,=r,r", [b_bytes], dtype=tl.bfloat16, is_pure=True, pack=4)
+        n0, n1, n2, n3 = tl.inline_asm_elementwise(
+            FP8_ASSEMBLY, "=r,=r,=r,=r,r,r", [b_words], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=2
+        )
+    b_value = tl.join(tl.join(n0, n2), tl.join(n1, n3))
     return copy_order(tl.reshape(b_value, [N, K]), E, "fp8")
+
+
+@triton.jit
+def plain_byte(b_words, J: tl.constexpr):
+    """Byte J of each word, an e4m3 number, in bf16."""
+    return ((b_words >> (8 * J)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32).to(tl.bfloat16)
 
 
 @triton.jit
