@@ -66,7 +66,7 @@ def test_nearest_work(wanted, expected):
 
 def test_drafts_come_before_checkpoints_before_work():
     draft = replace(BASE, draft=4)
-    found = table((BASE, A), (replace(draft, checkpoint="fp16"), B), (replace(draft, batch=1), C))
+    found = table((BASE, A), (replace(draft, checkpoint="fp16"), B), (replace(draft, batch=100), C))
     assert select([found], H200, replace(BASE, draft=2)) == C
     assert select([found], H200, replace(BASE, draft=8, checkpoint="fp16-sr")) == B
     assert select([found], H200, replace(BASE, checkpoint="fp16")) == A
@@ -74,7 +74,15 @@ def test_drafts_come_before_checkpoints_before_work():
 
 @pytest.mark.parametrize(
     "change",
-    [{"layer": "gdn"}, {"value_dim": 128}, {"key_dim": 64}, {"read_copy": "nvfp4"}, {"checkpoint": "nvfp4"}],
+    [
+        {"layer": "gdn"},
+        {"value_dim": 128},
+        {"key_dim": 64},
+        {"read_copy": "nvfp4"},
+        {"checkpoint": "nvfp4"},
+        {"batch": 32},
+        {"heads": 64, "batch": 4096},
+    ],
 )
 def test_other_shapes_say_nothing(change):
     wanted = replace(BASE, **change)
@@ -134,7 +142,9 @@ def test_operation_of_a_layout():
 
 
 def test_shipped_tables_parse_and_suit():
-    for path in table_folder().glob("*.json"):
+    paths = list(table_folder().glob("*.json"))
+    assert H200.file_name in [path.name for path in paths]
+    for path in paths:
         facts = json.loads(path.read_text(encoding="utf-8"))
         found = Table.parse(facts, str(path))
         assert path.name == found.gpu.file_name

@@ -2,7 +2,8 @@
 
 A table's entry holds what it was measured for (layer, heads, V, K, checkpoint, read copy, draft, batch) and the shape that
 was fastest there. `replayssm tune` measures and writes them. An operation that is not in a table takes the nearest entry of
-the same layer, V and K that reads alike: the same checkpoint first, then the nearest draft, then the nearest amount of work.
+the same layer, V and K that reads alike, with a fourth to four times its work: the same checkpoint first, then the nearest
+draft, then the nearest amount of work.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4}
 ROW_CHOICES = (16, 32, 64, 128)
 FOLD_ROWS = 16
 ROWS, REGISTERS, LIMITED_DRAFT, PROGRAMS, QUIET = 16, 168, 4, (512, 2048), (4096, 512)
+FAR = 2.0
 """Formats and their widths; what a tile's rows may be; rows of V that a fold takes at a time, in fp32; and the rule where no
 table is: rows of V a tile, registers a thread up to which draft, and, for one token and for drafts, programs up to which
-heads are divided and heads below which folds are shared."""
+heads are divided and heads below which folds are shared; and how many times twice the work says nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,13 @@ class Operation:
         return self.read_copy or ("nvfp4" if self.checkpoint == "nvfp4" else None)
 
     def distance(self, other: Operation) -> tuple[float, ...] | None:
-        """How far another operation is, compared field by field; None where its shape says nothing about this one."""
+        """How far another operation is, field by field; None where its shape, or work, says nothing about this one."""
         for name in ("layer", "value_dim", "key_dim", "reads"):
             if getattr(self, name) != getattr(other, name):
                 return None
         work = math.log2(self.batch * self.heads) - math.log2(other.batch * other.heads)
+        if abs(work) > FAR:
+            return None
         return (
             # One token is bound by the state, drafts by their own arithmetic as well.
             float((self.draft == 1) != (other.draft == 1)),
@@ -213,12 +217,14 @@ def default_tiles(wanted: Operation) -> Tiles:
 
     A program goes through the history before it reads: a handful for each multiprocessor are better than more of them, but
     for drafts, whose own work is more than that. By channel the history is as much as a tile. The limit of registers keeps a
-    dozen programs a multiprocessor; a decay per channel, and long drafts, need them all. 64 rows of Mamba-2 in 4 bits are as
-    many bytes as 16 in 16.
+    dozen programs a multiprocessor; a decay per channel, and long drafts, need them all. More rows of narrower numbers are
+    as many bytes; drafts have no registers for them, but for those of Mamba-2 in 4 bits.
     """
     rows, channel = ROWS, wanted.layer == "kda"
     if wanted.layer == "mamba2" and wanted.reads == "nvfp4":
         rows = max(ROWS, min(64, 1 << (wanted.value_dim.bit_length() - 1)))
+    elif not channel and wanted.draft == 1 and BITS[wanted.reads or wanted.checkpoint.removesuffix("-sr")] in (8, 16):
+        rows = max(ROWS, min(32, 1 << (wanted.value_dim.bit_length() - 1)))
     tiles, heads = -(-wanted.value_dim // rows), wanted.batch * wanted.heads
     fill, quiet = PROGRAMS[wanted.draft > 1 and not channel], QUIET[wanted.draft > 1]
     count = 0 if heads >= fill else max(1, tiles * heads // fill)
