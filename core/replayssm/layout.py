@@ -140,9 +140,9 @@ class StateLayout:
                 raise InputError(f"buffer {spec.name!r} is on {buffer.device}; the state is on {device}")
             if not buffer[0].is_contiguous():
                 raise InputError(f"buffer {spec.name!r}: the dimensions inside a slot must be contiguous")
-            if spec.dtype.itemsize == 1 and (buffer.data_ptr() % WORD or (self.slots > 1 and buffer.stride(0) % WORD)):
+            if _between_words(spec, buffer):
                 raise InputError(
-                    f"buffer {spec.name!r}: every slot must start at a multiple of {WORD} bytes, for numbers of a byte and "
+                    f"buffer {spec.name!r}: every slot must start at a multiple of {WORD} bytes, since numbers of a byte and "
                     f"less are read by words; address {buffer.data_ptr():#x}, slot stride {buffer.stride(0)}"
                 )
             if self.slots > 1 and buffer.stride(0) < math.prod(spec.shape):
@@ -188,3 +188,10 @@ class StateLayout:
     def compute_dtype(self) -> torch.dtype:
         """What gates are stored and states are computed in: fp32, fp64 with fp64 activations."""
         return torch.float64 if self.activation == torch.float64 else torch.float32
+
+
+def _between_words(spec: BufferSpec, buffer: Tensor) -> bool:
+    """Whether slots of bytes, which could all start at words, do not."""
+    if spec.dtype.itemsize > 1 or spec.slot_bytes % WORD:
+        return False
+    return bool(buffer.data_ptr() % WORD or (len(buffer) > 1 and buffer.stride(0) % WORD))

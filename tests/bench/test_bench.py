@@ -141,6 +141,24 @@ def test_nothing_to_measure(arguments):
 )
 def test_command_refuses_in_one_line(arguments, message, capsys):
     assert main(["bench", "kernels", *arguments]) == 2
+    _one_line(message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--try", "value=3"], "value=3 of a launch shape must be a power of two"),
+        (["--try", "value=128", "--geometry", "super"], "no launch shape to try suits"),
+        (["--out", "/"], "--out=/ is a folder"),
+    ],
+)
+def test_tune_refuses_in_one_line(arguments, message, capsys):
+    """Before it asks for a GPU."""
+    assert main(["tune", *arguments]) == 2
+    _one_line(message, capsys)
+
+
+def _one_line(message, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
@@ -162,7 +180,19 @@ def test_results_survive_a_file(tmp_path):
     assert facts["rows"] == [asdict(ROW)]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"meta": {}, "rows": [{"us": 1}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"meta": {}, "rows": [{"us": 1}]}',
+        '{"meta": {}, "rows": []}',
+        json.dumps({"meta": META, "rows": []}),
+        json.dumps({"meta": META, "rows": [{**asdict(ROW), "us": "fast"}]}),
+        json.dumps({"meta": META, "rows": [{**asdict(ROW), "batch": None}]}),
+    ],
+)
 def test_a_file_that_is_no_result(text, tmp_path, capsys):
     path = tmp_path / "bad.json"
     path.write_text(text, encoding="utf-8")

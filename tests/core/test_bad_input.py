@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -432,6 +433,18 @@ def test_foreign_buffers():
         with pytest.raises(InputError, match=match):
             ReplayState(layout, buffers=buffers)
     ReplayState(layout, buffers=good)
+
+
+@pytest.mark.parametrize("read_copy", ["fp8", "nvfp4"])
+@pytest.mark.parametrize(("first", "slack"), [(1, 0), (0, 2)])
+def test_foreign_slots_of_bytes_start_at_words(read_copy, first, slack):
+    layout = StateLayout(replace(recurrence_of(), key_dim=32), 3, precision=PrecisionPolicy(read_copy=read_copy))
+    good = layout.allocate()
+    shape, size = good["read_copy"].shape[1:], good["read_copy"][0].numel()
+    memory = torch.zeros(first + 3 * (size + slack), dtype=torch.uint8)[first:].view(3, size + slack)[:, :size]
+    odd = memory.view(good["read_copy"].dtype).unflatten(1, shape)
+    with pytest.raises(InputError, match="'read_copy': every slot must start at a multiple of 4 bytes"):
+        ReplayState(layout, buffers={**good, "read_copy": odd})
 
 
 def test_foreign_cursors():

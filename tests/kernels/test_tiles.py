@@ -171,7 +171,15 @@ def test_own_table_is_asked_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "facts", [{}, {"gpu": "x", "capability": 90, "entries": [{}]}, {"gpu": "x", "capability": 90, "entries": 1}]
+    "facts",
+    [
+        {},
+        {"gpu": "x", "capability": 90, "entries": [{}]},
+        {"gpu": "x", "capability": 90, "entries": 1},
+        {"gpu": "x", "capability": 90, "entries": {}},
+        {"gpu": "x", "capability": "90", "entries": []},
+        {"gpu": None, "capability": 90, "entries": []},
+    ],
 )
 def test_what_is_no_table(facts):
     with pytest.raises(InputError, match="here is not a table of launch shapes"):
@@ -187,6 +195,7 @@ def test_what_is_no_table(facts):
         ({"tiles": {"value": "a"}}, "value='a' of a launch shape"),
         ({"tiles": {"value": 16, "warps": 3}}, "warps=3 of a launch shape must be 1, 2, 4 or 8"),
         ({"tiles": {"value": 16, "registers": 8}}, "registers=8 of a launch shape"),
+        ({"tiles": {"value": 16, "regsters": 168}}, "tiles have unknown regsters"),
     ],
 )
 def test_a_table_with_an_impossible_entry(change, words):
