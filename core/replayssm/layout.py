@@ -142,8 +142,8 @@ class StateLayout:
                 raise InputError(f"buffer {spec.name!r}: the dimensions inside a slot must be contiguous")
             if _between_words(spec, buffer):
                 raise InputError(
-                    f"buffer {spec.name!r}: every slot must start at a multiple of {WORD} bytes, since numbers of a byte and "
-                    f"less are read by words; address {buffer.data_ptr():#x}, slot stride {buffer.stride(0)}"
+                    f"buffer {spec.name!r}: every slot must start at a multiple of {WORD} bytes, since numbers of a byte "
+                    f"and less are read by words; address {buffer.data_ptr():#x}, slot stride {buffer.stride(0)}"
                 )
             if self.slots > 1 and buffer.stride(0) < math.prod(spec.shape):
                 raise InputError(f"buffer {spec.name!r}: slot stride {buffer.stride(0)} makes slots overlap")

@@ -94,6 +94,11 @@ def test_memory_out_of_contract():
     refused(call(draft=3, window=2).arguments(SLOTS), "T=3 new tokens must be <= max_window")
     refused(call(torch.int8).arguments(SLOTS), "requires a state_scale", state_scale=None)
     refused(call(torch.int8).arguments(SLOTS), r"state_scale is \(7, 2\)", state_scale=torch.ones(7, 2))
+    bytes_ = call(torch.float8_e4m3fn).arguments(SLOTS)
+    odd = torch.zeros(7, bytes_["state"][0].numel() + 1, dtype=torch.uint8)[:, :-1].view(torch.float8_e4m3fn)
+    refused(
+        bytes_, "state: slots must start at multiples of 4 bytes", state=odd.unflatten(1, bytes_["state"].shape[1:])
+    )
     refused(call(torch.int8).arguments(SLOTS), "d_split=2 with state.dtype=torch.int8", d_split=2)
 
 

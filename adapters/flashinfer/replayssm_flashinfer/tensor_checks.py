@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from replayssm.capability import CAPABILITIES
+from replayssm.layout import WORD
 from replayssm_flashinfer.refusals import refuse
 
+BY_WORDS = (torch.float8_e4m3fn, torch.uint8)
+"""What kernels read four bytes at a time."""
 Named = Iterable[tuple[str, Tensor | None]]
 """Arguments by name; those that are None are left out."""
 
@@ -46,14 +49,20 @@ def check_cursors_of_slots(ring_start: Tensor, prev_num_accepted_tokens: Tensor,
 
 
 def check_inner(tensors: Named) -> None:
-    """Memory of slots: only the slot stride is free.
+    """Memory of slots: only the slot stride is free, and of numbers of a byte and less, read by words, a multiple of 4.
 
     Raises:
-        RefusedError: gaps inside a slot, or another order.
+        RefusedError: gaps inside a slot, or another order; slots that start between words.
     """
     for name, tensor in tensors:
-        if tensor is not None and len(tensor) and not tensor[0].is_contiguous():
+        if tensor is None or not len(tensor):
+            continue
+        if not tensor[0].is_contiguous():
             refuse(f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+        if tensor.dtype in BY_WORDS and tensor[0].numel() % WORD == 0:
+            first, stride = tensor.storage_offset(), tensor.stride(0) if len(tensor) > 1 else 0
+            if first % WORD or stride % WORD:
+                refuse(f"{name}: slots must start at multiples of {WORD} bytes, got offset {first}, stride {stride}")
 
 
 def check_floating(tensors: Named) -> None:
