@@ -19,6 +19,9 @@ TOKENS = 24
 TIE = 0.004
 """Two logits of fp16 that differ by less than this may come in either order: their spacing there is 2⁻⁸."""
 
+OTHERS = ("falcon_h1", "granite")
+"""Models that have Mamba-2 layers, too: beside attention in every layer, and as Nemotron-H's."""
+
 NO_BUFFER = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "no_buffer"}
 EXTRA_BUFFER = {"disable_radix_cache": False, "mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64}
 TRITON = {"attention_backend": "triton"}
@@ -60,7 +63,9 @@ def same_tokens(ours, theirs):
     assert tokens_until_tie(ours, theirs, TIE) >= TOKENS, "ties everywhere: nothing was compared"
 
 
-@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
+@pytest.mark.parametrize(
+    "kind", ["gdn", "mamba2", "kda", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
+)
 def test_standard_decode(models, kind):
     path = models(kind)
     engine = {"attention_backend": attention(kind)}
@@ -69,7 +74,7 @@ def test_standard_decode(models, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda", *OTHERS])
 def test_standard_decode_through_the_kernels(models, kind):
     path = models(kind)
     config, engine = {"window": 4, "backend": "triton"}, {"attention_backend": attention(kind)}
@@ -94,7 +99,7 @@ def two_turns(path, engine, prompt, tokens, config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [9, 10])
-@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", *OTHERS])
 def test_prefix_of_a_request_that_ended_with_records(models, kind, tokens):
     assert two_turns(models(kind), NO_BUFFER, PROMPTS[0], tokens, {"window": 4}) == len(PROMPTS[0]) + tokens - 1
 
@@ -107,6 +112,8 @@ def test_prefix_of_a_request_that_ended_with_records(models, kind, tokens):
         ("gdn", "extra_buffer", False),
         ("gdn", "extra_buffer_lazy", True),
         ("mamba2", "extra_buffer", True),
+        ("falcon_h1", "extra_buffer", True),
+        ("granite", "extra_buffer", True),
     ],
 )
 def test_prefix_tracked_while_decoding(models, kind, strategy, overlap):
@@ -133,7 +140,7 @@ def test_prefix_of_kda(models):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("breadth", [1, 3])
-@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda"])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", "kda", *OTHERS])
 def test_ngram(models, kind, breadth):
     path = models(kind)
     turns = [{"prompts": PROMPTS, "tokens": TOKENS}, {"again": True, "tokens": TOKENS}]
@@ -154,7 +161,7 @@ def test_nextn(models, topk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2", *OTHERS])
 def test_prompts_in_chunks(models, kind):
     path, turn = models(kind), {"prompts": [LONG, PROMPTS[0]], "tokens": TOKENS}
     engine = {"chunked_prefill_size": 16}

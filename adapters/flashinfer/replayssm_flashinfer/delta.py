@@ -6,6 +6,8 @@ the checkpoint it folds into. `allocate_delta_rings` makes them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from replayssm_flashinfer.delta_step import RINGS, DeltaMemory, delta_layout
 from replayssm_flashinfer.mamba_checks import check_seed
 from replayssm_flashinfer.ops import delta_replay_op
 from replayssm_flashinfer.refusals import refuse
+from replayssm_flashinfer.tensor_checks import check_scale, check_tensors
 
 
 def allocate_delta_rings(
@@ -98,12 +101,16 @@ def gated_delta_rule_replay(
     Raises:
         RefusedError: an argument out of contract; nothing was written.
     """
+    check_tensors(
+        (("state", state), ("k_cache", k_cache), ("q", q), ("k", k), ("v", v), ("a", a), ("b", b), ("out", out))
+    )
+    check_scale(scale)
     check_state(state, state_scale)
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
     memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
     check_rings(memory, (ring_start, prev_num_accepted_tokens), v.dtype)
     check_step(memory, (q, k, v, a, b), out, A_log, dt_bias, state_batch_indices)
-    if lower_bound is not None and (lower_bound >= 0 or A_log is None):
+    if lower_bound is not None and (not -math.inf < lower_bound < 0 or A_log is None):
         refuse(f"lower_bound={lower_bound} must be below 0, with A_log")
     check_seed(rand_seed, philox_rounds, state.device)
     delta_replay_op(

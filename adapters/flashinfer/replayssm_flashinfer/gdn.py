@@ -14,7 +14,7 @@ from replayssm_flashinfer.mamba_checks import check_seed
 from replayssm_flashinfer.ops import ucache_step_op
 from replayssm_flashinfer.plan import RingCursors
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_slots
+from replayssm_flashinfer.tensor_checks import check_scale, check_slots
 from replayssm_flashinfer.ucache import WINDOW, UCache
 from replayssm_flashinfer.ucache_checks import check_ucache
 
@@ -102,14 +102,18 @@ def gated_delta_rule_mtp_ucache_flush(
         refuse(f"backend={backend!r} must be 'auto', 'umma' or 'hmma'")
     tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    check_scale(scale)
     memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache, (v_cache, beta_cache), copy)
     if hist_len is None:
         refuse("hist_len is missing: [B] int32")
     draft = tokens.draft
     if flush_min is None:
         flush_min = WINDOW - draft + 1
-    if not 1 <= flush_min <= WINDOW - draft + 1:
-        refuse(f"flush_min={flush_min} must be in [1, {WINDOW - draft + 1}] for T={draft}: a row must append or fold")
+    if not (isinstance(flush_min, int) and 1 <= flush_min <= WINDOW - draft + 1):
+        refuse(
+            f"flush_min={flush_min} must be in [1, {WINDOW - draft + 1}], a whole number, for T={draft}: "
+            "a row must append or fold"
+        )
     if memory.rows < WINDOW + draft:
         refuse(f"rings of {memory.rows} rows; T={draft} needs at least {WINDOW + draft}")
     if restart_hist_on_flush and cache_base is None:

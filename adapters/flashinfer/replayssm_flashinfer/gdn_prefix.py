@@ -7,7 +7,7 @@ from torch import Tensor
 
 from replayssm_flashinfer.ops import ucache_fold_op
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_device
+from replayssm_flashinfer.tensor_checks import check_device, check_tensors
 from replayssm_flashinfer.ucache import WINDOW
 from replayssm_flashinfer.ucache_checks import check_ucache
 
@@ -48,13 +48,16 @@ def gdn_prefix_materialize(
     Raises:
         RefusedError: an argument out of contract; nothing was written.
     """
+    check_tensors((("state", state), ("src_slots", src_slots), ("dst_slots", dst_slots), ("count", count)))
     if state.dim() != 4:
         refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
     memory = check_ucache(None, state, k_cache, u_cache, g_cache, (v_cache, beta_cache), copy)
     if memory.rows < WINDOW:
         refuse(f"rings of {memory.rows} rows; expected at least {WINDOW}")
-    batch = len(src_slots)
+    batch = len(src_slots) if src_slots.dim() == 1 else -1
+    if batch < 0:
+        refuse(f"src_slots is {tuple(src_slots.shape)}; expected [B] int32")
     for name, tensor in (
         ("src_slots", src_slots),
         ("dst_slots", dst_slots),

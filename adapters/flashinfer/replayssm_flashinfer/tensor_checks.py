@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,6 +17,27 @@ BY_WORDS = (torch.float8_e4m3fn, torch.uint8)
 """What kernels read four bytes at a time."""
 Named = Iterable[tuple[str, Tensor | None]]
 """Arguments by name; those that are None are left out."""
+
+
+def check_tensors(given: Iterable[tuple[str, object]]) -> None:
+    """What may not be left out.
+
+    Raises:
+        RefusedError: something is no tensor.
+    """
+    for name, tensor in given:
+        if not isinstance(tensor, Tensor):
+            refuse(f"{name} is {'missing' if tensor is None else type(tensor).__name__}; expected a tensor")
+
+
+def check_scale(scale: float | None) -> None:
+    """A factor on q.
+
+    Raises:
+        RefusedError: no finite number.
+    """
+    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
+        refuse(f"scale={scale!r} must be a finite number, or None for K ** -0.5")
 
 
 def check_slots(name: str, indices: Tensor | None, batch: int, state: Tensor) -> None:
