@@ -11,6 +11,7 @@ import torch
 from interpreted_mamba import EXACT, call_materialise
 from oracle import MambaCall, bits, decoded, relative
 
+from replayssm.formats import LARGEST
 from replayssm_flashinfer import (
     allocate_delta_rings,
     checkpointing_ssu,
@@ -116,9 +117,37 @@ def large():
                 assert relative(call.state[slot], truth) < EXACT
 
 
+def strong():
+    """Records whose products are beyond fp32: a state saturates as in every other format, and outputs are numbers."""
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        call, slot = MambaCall(dtype, 2, 4, [2]), torch.tensor([0])
+        call.x[0, 0], call.B[0], call.dt[0] = 1e22, 1e22, 0.5
+        checkpointing_ssu(**call.arguments(slot))
+        state = decoded(call.state[0, 0], call.scale[0, 0])
+        assert relative(state, torch.full_like(state, LARGEST)) < 1e-6, f"{dtype}: {state.abs().max():.1e}"
+        call.live[0] = 0
+        assert checkpointing_ssu(**call.arguments(slot)).isfinite().all()
+
+
+def beyond():
+    """A history longer than a GDN window is a full one: 16 records, whatever the ring holds."""
+    q, v, gate = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 2, 8), torch.randn(1, 2, 2)
+    rings = {"k_cache": torch.randn(1, 1, 32, 16), "u_cache": torch.randn(1, 2, 32, 8)}
+    rings["g_cache"] = -torch.rand(1, 2, 32).cumsum(-1)
+    weights, state = {"A_log": torch.rand(2), "dt_bias": torch.rand(2)}, torch.randn(1, 2, 8, 16)
+    folded = []
+    for length in (16, 20):
+        memory = {name: x.clone() for name, x in {**rings, "initial_state_source": state}.items()}
+        cursors = {"hist_len": torch.tensor([length], dtype=torch.int32), "restart_hist_on_flush": False}
+        gated_delta_rule_mtp_ucache_flush(**weights, a=gate, q=q, k=q, v=v, b=gate, **memory, **cursors)
+        folded.append(memory["initial_state_source"])
+    assert not torch.equal(folded[0], state)
+    assert torch.equal(*folded)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"empty": empty, "packed": packed, "tables": tables, "large": large}
+    cases = {"empty": empty, "packed": packed, "tables": tables, "large": large, "strong": strong, "beyond": beyond}
     for name in sys.argv[1].split(","):
         cases[name]()

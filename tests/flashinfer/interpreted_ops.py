@@ -46,7 +46,7 @@ def opchecks():
     )
     pool = (state, torch.rand(3, 1, 32, 16), torch.rand(3, 2, 32, 8), -torch.rand(3, 2, 32))
     row = torch.ones(1, dtype=torch.int32)
-    tail = (torch.rand(2), torch.rand(2), 16, True, 1.0, None)
+    tail = (torch.rand(2), torch.rand(2), 16, 16, True, 1.0, None)
     step = (*pool, torch.empty_like(v), row.long(), row, row, q, q, v, gate, gate, *tail)
     # A read copy has numbers in e4m3, which the schema's test cannot compare; `interpreted_compiled` has one.
     for more in ([None] * 5, (torch.rand(3, 2, 32, 8), torch.rand(3, 2, 32), None, None, None)):

@@ -116,3 +116,34 @@ def test_without_flashinfer_there_is_nothing_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(UnsupportedError, match="cannot be imported"):
         replayssm_flashinfer.install()
+
+
+def test_a_module_that_cannot_be_changed_leaves_all_as_it_was(flashinfer, monkeypatch):
+    class Frozen(ModuleType):
+        def __setattr__(self, name, value):
+            raise AttributeError(f"{name} is read-only")
+
+    theirs = flashinfer[SYMBOLS[0].module].checkpointing_ssu
+    frozen = Frozen("engine_frozen")
+    vars(frozen)["kept"] = theirs
+    monkeypatch.setitem(sys.modules, "engine_frozen", frozen)
+    with pytest.raises(UnsupportedError, match="nothing is installed: AttributeError: kept is read-only"):
+        replayssm_flashinfer.install()
+    assert flashinfer[SYMBOLS[0].module].checkpointing_ssu is theirs
+    assert not replayssm_flashinfer.installed().bound
+
+
+def test_an_optional_function_that_shows_no_parameters_is_left(flashinfer, monkeypatch):
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self):
+            return None
+
+    symbol = next(s for s in SYMBOLS if not s.required and s.module in flashinfer)
+    for odd in (Unhashable(), max):
+        monkeypatch.setattr(flashinfer[symbol.module], symbol.name, odd)
+        report = replayssm_flashinfer.install()
+        assert "has parameters that cannot be looked at" in report.left[symbol.label]
+        assert getattr(flashinfer[symbol.module], symbol.name) is odd
+        replayssm_flashinfer.uninstall()

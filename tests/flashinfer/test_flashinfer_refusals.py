@@ -68,6 +68,26 @@ def test_more_than_16_records_are_refused_and_can_be_asked_for(draft):
         ({"rand_seed": torch.zeros(2, dtype=torch.int64)}, "rand_seed must be single-element"),
         ({"rand_seed": torch.zeros(1, dtype=torch.int32)}, "rand_seed must be int64"),
         ({"rand_seed": torch.zeros(1, dtype=torch.int64), "philox_rounds": 0}, "philox_rounds must be > 0"),
+        ({"rand_seed": 3}, "rand_seed is int; expected a tensor"),
+        ({"rand_seed": torch.zeros(1, dtype=torch.int64), "philox_rounds": None}, "philox_rounds=None must be a whole"),
+        ({"x": None}, "x is missing; expected a tensor"),
+        ({"dt_cache": [1]}, "dt_cache is list; expected a tensor"),
+        ({"D": 1.0}, "D is float; expected a tensor"),
+        ({"read_copy": 0}, "read_copy is int; expected a tensor"),
+        ({"A": -torch.ones(2, 1, 1).double().expand(2, 20, 32)}, "A is torch.float64; expected float32"),
+        (
+            {"dt": torch.ones(2, 2, 2, 1).to(torch.float8_e4m3fn).expand(2, 2, 2, 20)},
+            "dt is torch.float8_e4m3fn; expected",
+        ),
+        ({"pad_slot_id": 1.5}, "pad_slot_id=1.5 must be a whole number"),
+        ({"d_split": "a"}, "d_split='a' must be a whole number"),
+        ({"d_split": 0}, "d_split=0 must be at least 1"),
+        ({"out": torch.ones(1, 2, 2, 20).expand(2, -1, -1, -1)}, "out is written, and its numbers overlap in memory"),
+        ({"x_cache": torch.zeros(1, 2, 6, 20).expand(7, -1, -1, -1)}, "x_cache is written, and its numbers overlap"),
+        (
+            {"state": torch.zeros(8000).as_strided((7, 2, 20, 32), (640, 640, 32, 1))},
+            "state is written, and its numbers",
+        ),
         ({"algorithm": "fastest"}, "must be one of auto, monolith, two-kernel"),
         ({"algorithm": "two-kernel"}, "requires cb_scaled, cumAdt_vec and cb_old"),
         ({"cb_scaled": torch.zeros(2, 2, 32, 8)}, "must be provided together"),
@@ -130,6 +150,9 @@ def test_read_copies_out_of_contract():
 def test_packed_batches_out_of_contract():
     arguments = call().arguments(SLOTS, packed=True)
     refused(arguments, "requires max_seqlen", max_seqlen=None)
+    refused(arguments, "max_seqlen=2.0 must be a whole number", max_seqlen=2.0)
+    refused(arguments, "max_seqlen=-1 must be at least 1", max_seqlen=-1)
+    refused(arguments, "cu_seqlens is list; expected a tensor", cu_seqlens=[0, 2, 4])
     refused(arguments, "must be a 1D int32", cu_seqlens=arguments["cu_seqlens"].long())
     refused(arguments, "cu_seqlens is on meta", cu_seqlens=arguments["cu_seqlens"].to("meta"))
     refused(call().arguments(SLOTS), "must be \\(1, total_tokens", cu_seqlens=arguments["cu_seqlens"], max_seqlen=2)
@@ -138,11 +161,18 @@ def test_packed_batches_out_of_contract():
 def test_scratch_is_checked_and_made():
     scratch = replayssm_flashinfer.allocate_checkpointing_ssu_scratch(3, 2, 6, 10, torch.bfloat16, "cpu")
     assert [tuple(x.shape) for x in scratch] == [(3, 2, 32, 8), (3, 2, 16), (3, 2, 32, 8)]
-    for bad in ((0, 4, 6, 10), (3, 0, 6, 10), (3, 4, 17, 10), (3, 4, 6, 0)):
+    for bad in ((0, 4, 6, 10), (1.5, 4, 6, 10), (3, 0, 6, 10), (3, 4, 17, 10), (3, 4, 6, 0)):
         with pytest.raises(ValueError, match="must be"):
             replayssm_flashinfer.allocate_checkpointing_ssu_scratch(*bad, torch.bfloat16, "cpu")
     small = dict(zip(("cb_scaled", "cumAdt_vec", "cb_old"), (x[:1] for x in scratch), strict=True))
     refused(call().arguments(SLOTS), "cb_scaled is .* expected at least", **small)
+    for bad, match in (
+        ([1], "cb_scaled is list; expected a tensor"),
+        (scratch[0].to("meta"), "cb_scaled is on meta"),
+        (scratch[0].to(torch.int8), "cb_scaled is torch.int8; expected float32"),
+    ):
+        given = dict(zip(("cb_scaled", "cumAdt_vec", "cb_old"), (bad, *scratch[1:]), strict=True))
+        refused(call().arguments(SLOTS), match, **given)
 
 
 def gdn_arguments(**changes):
@@ -165,6 +195,14 @@ def gdn_arguments(**changes):
         ({"cache_base": torch.tensor([32, 0], dtype=torch.int32)}, "cache_base out of legal range"),
         ({"flush_min": 14}, r"flush_min=14 must be in \[1, 13\]"),
         ({"flush_min": 1.5}, "a whole number"),
+        ({"A_log": None}, "A_log is missing; expected a tensor"),
+        ({"dt_bias": None}, "dt_bias is missing; expected a tensor"),
+        ({"a": None}, "a is missing; expected a tensor"),
+        ({"hist_len": 0}, "hist_len is int; expected a tensor"),
+        ({"cache_base": [0, 0]}, "cache_base is list; expected a tensor"),
+        ({"initial_state_indices": [0, 1]}, "initial_state_indices is list; expected a tensor"),
+        ({"output": torch.zeros(1, 4, 2, 8).expand(2, -1, -1, -1)}, "output is written, and its numbers overlap"),
+        ({"u_cache": torch.zeros(1, 2, 32, 8).expand(3, -1, -1, -1)}, "u_cache is written, and its numbers overlap"),
         ({"scale": float("nan")}, "scale=nan must be a finite number"),
         ({"scale": "x"}, "scale='x' must be a finite number"),
         ({"softplus_beta": 2.0}, "softplus_beta"),

@@ -44,6 +44,11 @@ def materialise_arguments(**changes):
         ({"heads_per_group": 3}, "heads_per_group=3 must be a positive divisor of num_heads=4"),
         ({"max_window": 17}, r"max_window=17 must be in \[1, 16\]"),
         ({"ring_buffer_len": 0}, "ring_buffer_len=0"),
+        ({"num_heads": 4.0}, "num_heads=4.0 must be a whole number"),
+        ({"philox_rounds": None}, "philox_rounds=None must be a whole number"),
+        ({"pad_slot_id": None}, "pad_slot_id=None must be a whole number"),
+        ({"A_ptrs": None}, "table is missing; expected a tensor"),
+        ({"ring_start": [0, 0, 0]}, "ring_start is list; expected a tensor"),
         ({"philox_rounds": 10}, "philox_rounds=10 needs rand_seed"),
         ({"philox_rounds": 10, "rand_seed": torch.zeros(1, dtype=torch.int32)}, "rand_seed must be int64"),
         ({"dependency_outputs": [None]}, "dependency_outputs must be tensors"),
@@ -70,6 +75,10 @@ def test_more_requests_than_a_grid_has_are_refused():
         ({"g_cache": torch.zeros(3, 2, 31)}, r"g_cache is \(3, 2, 31\)"),
         ({"active_request_indices": torch.zeros(3, dtype=torch.int32)}, r"active_request_indices must be \(2,\)"),
         ({"state": torch.zeros(3, 2, 8)}, "expected .S, HV, V, K."),
+        ({"state": torch.zeros(3, 2, 8, 20), "k_cache": torch.zeros(3, 1, 32, 20)}, "K=20 is not served"),
+        ({"state": torch.zeros(1, 2, 8, 16).expand(3, -1, -1, -1)}, "the state is written, and its numbers overlap"),
+        ({"cache_base": None}, "cache_base is missing; expected a tensor"),
+        ({"num_active": 1}, "num_active is int; expected a tensor"),
         ({"src_slots": [0, 1]}, "src_slots is list; expected a tensor"),
         ({"src_slots": torch.tensor(1, dtype=torch.int32)}, r"src_slots is \(\); expected \[B\] int32"),
         (
@@ -116,6 +125,10 @@ def replay_arguments(**changes):
         ({"a": torch.zeros(2, 1, 2, 16)}, r"a is \(2, 1, 2, 16\); expected \(2, 1, 2\)"),
         ({"dt_bias": torch.zeros(2, 16)}, r"dt_bias is \(2, 16\); expected \(2,\)"),
         ({"A_log": None}, "dt_bias belongs to raw gates"),
+        ({"pad_slot_id": 0.5}, "pad_slot_id=0.5 must be a whole number"),
+        ({"beta_cache": None}, "beta_cache is missing; expected a tensor"),
+        ({"ring_start": None}, "ring_start is missing; expected a tensor"),
+        ({"out": torch.zeros(1, 1, 2, 8).expand(2, -1, -1, -1)}, "out is written, and its numbers overlap"),
         ({"lower_bound": 1.0}, "lower_bound=1.0 must be below 0"),
         ({"lower_bound": float("nan")}, "lower_bound=nan must be below 0"),
         ({"scale": float("inf")}, "scale=inf must be a finite number"),
@@ -144,3 +157,11 @@ def test_drafts_as_long_as_a_ring_and_rows_without_slots():
 def test_rings_of_what_is_no_state():
     with pytest.raises(ValueError, match=r"expected \[S, HV, V, K\]"):
         replayssm_flashinfer.allocate_delta_rings(torch.zeros(3, 2, 8), 1, 5, torch.float32)
+    for state, rest, match in (
+        (torch.zeros(3, 2, 8, 20), (1, 5), "K=20 is not served; expected one of 16"),
+        (None, (1, 5), "state is missing; expected a tensor"),
+        (torch.zeros(3, 2, 8, 16), (1, 1), "ring_buffer_len=1 must be at least 2"),
+        (torch.zeros(3, 2, 8, 16), (1.0, 5), "key_heads=1.0 must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            replayssm_flashinfer.allocate_delta_rings(state, *rest, torch.float32)

@@ -10,7 +10,7 @@ from torch import Tensor
 from replayssm import StateLayout
 from replayssm.capability import supports
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_device, check_inner
+from replayssm_flashinfer.tensor_checks import check_device, check_inner, check_tensors
 
 NAMES = ("read_copy", "read_copy_block_scale", "read_copy_scale")
 FORMATS = {torch.uint8: "nvfp4", torch.float8_e4m3fn: "fp8"}
@@ -46,6 +46,15 @@ def check_memory_copy(memory: Copied, draft: int) -> None:
     """
     if not absent(memory.read_copy):
         check_copy(memory.layout(draft, stochastic=False), memory.read_copy, memory.state.device)
+
+
+def check_copy_tensors(copy: Copy) -> None:
+    """Tensors, or nothing.
+
+    Raises:
+        RefusedError: something else.
+    """
+    check_tensors(zip(NAMES, copy, strict=True), optional=True)
 
 
 def copy_format(copy: Copy) -> str | None:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from replayssm import LayerKind
+from replayssm_flashinfer.copy_checks import check_copy_tensors
 from replayssm_flashinfer.delta_checks import check_rings, check_state, check_step
 from replayssm_flashinfer.delta_step import RINGS, DeltaMemory, delta_layout
-from replayssm_flashinfer.mamba_checks import check_seed
+from replayssm_flashinfer.mamba_checks import check_seed, check_state_size
+from replayssm_flashinfer.number_checks import check_scale, check_whole
 from replayssm_flashinfer.ops import delta_replay_op
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_scale, check_tensors
+from replayssm_flashinfer.tensor_checks import check_tensors
 
 
 def allocate_delta_rings(
@@ -33,10 +35,13 @@ def allocate_delta_rings(
     Raises:
         RefusedError: L below 2, or no such state. InputError: dimensions that no layer has.
     """
+    check_tensors([("state", state)])
     if state.dim() != 4:
         refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
-    if ring_buffer_len < 2:
-        refuse(f"ring_buffer_len={ring_buffer_len} must be at least 2: a record and a new token")
+    check_state_size("K", state.shape[3])
+    check_whole(1, key_heads=key_heads)
+    # A record and a new token.
+    check_whole(2, ring_buffer_len=ring_buffer_len)
     kind = LayerKind.KDA if channel_decay else LayerKind.GDN
     layout = delta_layout(kind, tuple(state.shape), key_heads, ring_buffer_len, 1, ("fp32", False, None), dtype)
     specs = {spec.name: spec for spec in layout.buffers}
@@ -101,18 +106,18 @@ def gated_delta_rule_replay(
     Raises:
         RefusedError: an argument out of contract; nothing was written.
     """
-    check_tensors(
-        (("state", state), ("k_cache", k_cache), ("q", q), ("k", k), ("v", v), ("a", a), ("b", b), ("out", out))
-    )
+    check_tensors([("v", v), ("out", out)])
     check_scale(scale)
     check_state(state, state_scale)
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    check_copy_tensors(copy)
     memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
     check_rings(memory, (ring_start, prev_num_accepted_tokens), v.dtype)
     check_step(memory, (q, k, v, a, b), out, A_log, dt_bias, state_batch_indices)
     if lower_bound is not None and (not -math.inf < lower_bound < 0 or A_log is None):
         refuse(f"lower_bound={lower_bound} must be below 0, with A_log")
     check_seed(rand_seed, philox_rounds, state.device)
+    check_whole(pad_slot_id=pad_slot_id)
     delta_replay_op(
         state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, ring_start, prev_num_accepted_tokens,
         q, k, v, a, b, out, A_log, dt_bias, lower_bound, use_qk_l2norm_in_kernel,

@@ -9,7 +9,13 @@ from replayssm_flashinfer.delta_step import RINGS, DeltaMemory
 from replayssm_flashinfer.gdn_checks import check_output, check_tokens
 from replayssm_flashinfer.mamba_checks import QUANTISED, STATES
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_cursors_of_slots, check_device, check_inner, check_slots
+from replayssm_flashinfer.tensor_checks import (
+    check_cursors_of_slots,
+    check_device,
+    check_inner,
+    check_slots,
+    check_tensors,
+)
 
 STORED_ALIKE = ("k_cache", "u_cache", "v_cache")
 """Rings in the dtype of activations; others are fp32."""
@@ -21,6 +27,8 @@ def check_state(state: Tensor, state_scale: Tensor | None) -> None:
     Raises:
         RefusedError: another shape, dtype, stride or device.
     """
+    check_tensors([("state", state)])
+    check_tensors([("state_scale", state_scale)], optional=True)
     if state.dim() != 4:
         refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
     if state.dtype not in STATES or state.dtype == torch.int8:
@@ -43,6 +51,7 @@ def check_rings(memory: DeltaMemory, cursors: tuple[Tensor, Tensor], activation:
     """
     state = memory.state
     rings = (memory.k, memory.k_scale, memory.u, memory.v, memory.beta, memory.g)
+    check_tensors(zip(RINGS, rings, strict=True))
     if memory.k.dim() != 4:
         refuse(f"k_cache is {tuple(memory.k.shape)}; expected [S, H, L, K]")
     slots, heads, value_dim, key_dim = state.shape

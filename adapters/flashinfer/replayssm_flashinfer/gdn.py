@@ -11,10 +11,11 @@ from replayssm.inputs import TokenInputs
 from replayssm_flashinfer.gdn_checks import check_cursors, check_flags, check_output, check_tokens
 from replayssm_flashinfer.gdn_prefix import gdn_prefix_materialize
 from replayssm_flashinfer.mamba_checks import check_seed
+from replayssm_flashinfer.number_checks import check_scale, check_whole
 from replayssm_flashinfer.ops import ucache_step_op
 from replayssm_flashinfer.plan import RingCursors
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_scale, check_slots
+from replayssm_flashinfer.tensor_checks import check_slots, check_tensors, required
 from replayssm_flashinfer.ucache import WINDOW, UCache
 from replayssm_flashinfer.ucache_checks import check_ucache
 
@@ -100,20 +101,17 @@ def gated_delta_rule_mtp_ucache_flush(
     )  # fmt: skip
     if backend not in ("auto", "umma", "hmma"):
         refuse(f"backend={backend!r} must be 'auto', 'umma' or 'hmma'")
+    check_tensors((("A_log", A_log), ("dt_bias", dt_bias)))
+    hist_len = required("hist_len", hist_len)
     tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
-    check_scale(scale)
     memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache, (v_cache, beta_cache), copy)
-    if hist_len is None:
-        refuse("hist_len is missing: [B] int32")
     draft = tokens.draft
     if flush_min is None:
         flush_min = WINDOW - draft + 1
-    if not (isinstance(flush_min, int) and 1 <= flush_min <= WINDOW - draft + 1):
-        refuse(
-            f"flush_min={flush_min} must be in [1, {WINDOW - draft + 1}], a whole number, for T={draft}: "
-            "a row must append or fold"
-        )
+    check_whole(flush_min=flush_min)
+    if not 1 <= flush_min <= WINDOW - draft + 1:
+        refuse(f"flush_min={flush_min} must be in [1, {WINDOW - draft + 1}] for T={draft}: a row must append or fold")
     if memory.rows < WINDOW + draft:
         refuse(f"rings of {memory.rows} rows; T={draft} needs at least {WINDOW + draft}")
     if restart_hist_on_flush and cache_base is None:
@@ -124,9 +122,9 @@ def gated_delta_rule_mtp_ucache_flush(
     base = torch.zeros_like(hist_len) if cache_base is None else cache_base
     check_cursors(hist_len, base, tokens, WINDOW, memory.rows, in_place=restart_hist_on_flush)
     out = _step(
-        memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), flush_min - 1 + draft,
-        use_qk_l2norm_in_kernel, scale, _seed(stochastic_rounding, rand_seed, philox_rounds, memory), output, A_log,
-        dt_bias,
+        memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), WINDOW,
+        flush_min - 1 + draft, use_qk_l2norm_in_kernel, scale,
+        _seed(stochastic_rounding, rand_seed, philox_rounds, memory), output, A_log, dt_bias,
     )  # fmt: skip
     if restart_hist_on_flush:
         folded = hist_len >= flush_min
@@ -183,18 +181,18 @@ def gated_delta_rule_mtp_ucache(
         dtype = None if tensor is None else tensor.dtype
         if dtype != torch.bfloat16:
             refuse(f"{name}.dtype={dtype}: this function is bf16-only; the flush function takes others")
+    check_tensors((("A_log", A_log), ("dt_bias", dt_bias)))
+    hist_len = required("hist_len", hist_len)
     tokens = check_tokens(A_log, a, dt_bias, q, k, v, b)
     memory = check_ucache(tokens, initial_state_source, k_cache, u_cache, g_cache)
-    if hist_len is None:
-        refuse("hist_len is missing: [B] int32")
     least = 2 * tokens.draft
     if memory.rows < least:
         refuse(f"rings of {memory.rows} rows; T={tokens.draft} needs at least {least}")
     base = torch.zeros_like(hist_len)
     check_cursors(hist_len, base, tokens, memory.rows, memory.rows, in_place=False)
     return _step(
-        memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True), 2 * memory.rows,
-        use_qk_l2norm_in_kernel, scale, None, output, A_log, dt_bias,
+        memory, tokens, RingCursors(initial_state_indices, base, hist_len, by_row=True),
+        memory.rows - tokens.draft, 2 * memory.rows, use_qk_l2norm_in_kernel, scale, None, output, A_log, dt_bias,
     )  # fmt: skip
 
 
@@ -213,9 +211,10 @@ def _seed(mode: str | None, seed: Tensor | None, rounds: int, memory: UCache) ->
 
 
 def _step(
-    memory: UCache, tokens: TokenInputs, cursors: RingCursors, limit: int, l2norm: bool, scale: float | None,
-    seed: Tensor | None, output: Tensor | None, A_log: Tensor, dt_bias: Tensor,
+    memory: UCache, tokens: TokenInputs, cursors: RingCursors, window: int, limit: int, l2norm: bool,
+    scale: float | None, seed: Tensor | None, output: Tensor | None, A_log: Tensor, dt_bias: Tensor,
 ) -> Tensor:  # fmt: skip
+    check_scale(scale)
     check_slots("initial_state_indices", cursors.slots, tokens.batch, memory.state)
     check_output("output", output, tokens.v)
     into = output
@@ -223,7 +222,7 @@ def _step(
         into = torch.empty_like(tokens.v, memory_format=torch.contiguous_format)
     ucache_step_op(
         memory.state, memory.k, memory.u, memory.g, into, cursors.slots, cursors.start, cursors.live, tokens.q, tokens.k,
-        tokens.v, tokens.gate, tokens.beta, A_log, dt_bias, limit, l2norm,
+        tokens.v, tokens.gate, tokens.beta, A_log, dt_bias, window, limit, l2norm,
         1.0 / math.sqrt(tokens.k.shape[-1]) if scale is None else scale,
         seed, memory.v, memory.beta, *memory.read_copy,
     )  # fmt: skip

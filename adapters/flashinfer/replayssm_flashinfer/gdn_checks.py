@@ -8,9 +8,16 @@ from torch import Tensor
 from replayssm import UnsupportedError
 from replayssm.capture import capturing
 from replayssm.inputs import TokenInputs
-from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES
+from replayssm_flashinfer.mamba_checks import check_state_size
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_device, check_floating
+from replayssm_flashinfer.tensor_checks import (
+    ACTIVATIONS,
+    check_apart,
+    check_device,
+    check_floating,
+    check_tensors,
+    required,
+)
 
 
 def check_flags(
@@ -36,7 +43,7 @@ def check_flags(
 
 def check_tokens(
     A_log: Tensor | None,
-    a: Tensor,
+    a: Tensor | None,
     dt_bias: Tensor | None,
     q: Tensor | None,
     k: Tensor | None,
@@ -49,13 +56,9 @@ def check_tokens(
     Raises:
         RefusedError: one is missing, or of another shape, dtype or device.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("b", b)):
-        if tensor is None:
-            refuse(f"{name} is missing")
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    assert b is not None
+    q, k, v = required("q", q), required("k", k), required("v", v)
+    a, b = required("a", a), required("b", b)
+    check_tensors((("A_log", A_log), ("dt_bias", dt_bias)), optional=True)
     if k.dim() != 4:
         refuse(f"k is {tuple(k.shape)}; expected [B, T, H, K]")
     if v.dim() != 4:
@@ -64,8 +67,7 @@ def check_tokens(
     heads = v.shape[2]
     if q.shape != k.shape:
         refuse(f"q is {tuple(q.shape)} and k {tuple(k.shape)}; they must be alike")
-    if key_dim not in STATE_SIZES:
-        refuse(f"K={key_dim} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
+    check_state_size("K", key_dim)
     if not 1 <= draft <= 16:
         refuse(f"T={draft} new tokens must be in [1, 16]")
     if not (groups > 0 and heads % groups == 0):
@@ -90,13 +92,15 @@ def check_output(name: str, output: Tensor | None, v: Tensor) -> None:
     """A caller's own output.
 
     Raises:
-        RefusedError: another shape, dtype or device than of v.
+        RefusedError: another shape, dtype or device than of v, or numbers that overlap in memory.
     """
+    check_tensors([(name, output)], optional=True)
     if output is not None:
         alike = output.shape == v.shape and output.dtype == v.dtype
         if not alike:
             refuse(f"{name} is {tuple(output.shape)} {output.dtype}; expected {tuple(v.shape)} {v.dtype}, as v")
         check_device(v.device, [(name, output)])
+        check_apart([(name, output)])
 
 
 def check_cursors(
@@ -108,6 +112,7 @@ def check_cursors(
         RefusedError: another shape, dtype or device; moved in place also a value out of range, or a copy that would be lost.
     """
     batch = tokens.batch
+    check_tensors([("hist_len", hist_len), ("cache_base", base)])
     for name, tensor, high in (("hist_len", hist_len, window), ("cache_base", base, rows - 1)):
         if not (tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,)):
             refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32")

@@ -48,7 +48,9 @@ def gdn_prefix_materialize(
     Raises:
         RefusedError: an argument out of contract; nothing was written.
     """
-    check_tensors((("state", state), ("src_slots", src_slots), ("dst_slots", dst_slots), ("count", count)))
+    requests = (("src_slots", src_slots), ("dst_slots", dst_slots), ("cache_base", cache_base), ("count", count))
+    check_tensors((("state", state), *requests))
+    check_tensors((("active_request_indices", active_request_indices), ("num_active", num_active)), optional=True)
     if state.dim() != 4:
         refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
@@ -58,12 +60,7 @@ def gdn_prefix_materialize(
     batch = len(src_slots) if src_slots.dim() == 1 else -1
     if batch < 0:
         refuse(f"src_slots is {tuple(src_slots.shape)}; expected [B] int32")
-    for name, tensor in (
-        ("src_slots", src_slots),
-        ("dst_slots", dst_slots),
-        ("cache_base", cache_base),
-        ("count", count),
-    ):
+    for name, tensor in requests:
         if not (tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,)):
             refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32")
         check_device(state.device, [(name, tensor)])

@@ -57,7 +57,8 @@ def install() -> Installed:
     install before they are made.
 
     Raises:
-        UnsupportedError: FlashInfer is not installed, or its `checkpointing_ssu` has another contract; nothing is replaced.
+        UnsupportedError: FlashInfer is not installed, its `checkpointing_ssu` has another contract, or a module does not let
+            its names be replaced; nothing is replaced.
     """
     known = {id(entry.ours): entry.original for entry in _bound}
     wanted: list[tuple[Symbol, Callable[..., Any]]] = []
@@ -74,8 +75,13 @@ def install() -> Installed:
             wanted.append((symbol, found))
         else:
             left[symbol.label] = reason
-    for symbol, original in wanted:
-        _bind(original, symbol.ours)
+    before = len(_bound)
+    try:
+        for symbol, original in wanted:
+            _bind(original, symbol.ours)
+    except Exception as error:  # whatever a module that is not a plain one raises
+        _give_back(before)
+        raise UnsupportedError(f"nothing is installed: {type(error).__name__}: {error}") from error
     _left.clear()
     _left.update(left)
     return installed()
@@ -91,11 +97,15 @@ def uninstall() -> None:
 
     What a module bound to a name of its own after `install` came from FlashInfer's module as ours, and stays.
     """
-    for entry in reversed(_bound):
+    _give_back(0)
+    _left.clear()
+
+
+def _give_back(first: int) -> None:
+    for entry in reversed(_bound[first:]):
         if vars(entry.module).get(entry.name) is entry.ours:
             setattr(entry.module, entry.name, entry.original)
-    _bound.clear()
-    _left.clear()
+    del _bound[first:]
 
 
 def _bind(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
@@ -104,5 +114,5 @@ def _bind(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
             continue
         for attribute, value in list(vars(module).items()):
             if value is original:
-                _bound.append(Bound(module, attribute, original, ours))
                 setattr(module, attribute, ours)
+                _bound.append(Bound(module, attribute, original, ours))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from replayssm_flashinfer.copy_checks import check_copy_tensors
 from replayssm_flashinfer.mamba_checks import (
+    LONGEST,
     check_memory,
     check_rows,
     check_scratch,
@@ -14,6 +16,7 @@ from replayssm_flashinfer.mamba_checks import (
     check_tokens,
     check_window,
 )
+from replayssm_flashinfer.number_checks import check_whole
 from replayssm_flashinfer.ops import checkpointing_ssu_op
 from replayssm_flashinfer.refusals import refuse
 
@@ -34,13 +37,12 @@ def allocate_checkpointing_ssu_scratch(
     Raises:
         RefusedError: a number out of range.
     """
-    if batch_size <= 0:
-        refuse(f"batch_size={batch_size} must be at least 1")
-    if num_heads <= 0:
-        refuse(f"num_heads={num_heads} must be at least 1")
-    for name, given in (("num_predicted_tokens", num_predicted_tokens), ("max_window", max_window)):
-        if not 0 < given <= 16:
-            refuse(f"{name}={given} must be in [1, 16]")
+    check_whole(1, batch_size=batch_size, num_heads=num_heads)
+    longest = {"num_predicted_tokens": num_predicted_tokens, "max_window": max_window}
+    check_whole(**longest)
+    for name, given in longest.items():
+        if not 0 < given <= LONGEST:
+            refuse(f"{name}={given} must be in [1, {LONGEST}]")
     cb_scaled, cum_adt, cb_old = scratch_shapes(batch_size, num_heads, num_predicted_tokens, max_window).values()
     return (
         torch.empty(cb_scaled, dtype=dtype, device=device),
@@ -138,8 +140,10 @@ def checkpointing_ssu(
     check_tokens(state, x_cache, B_cache.shape[1], tokens, *x.shape[:2])
     check_seed(rand_seed, philox_rounds, state.device)
     check_split(state.dtype, d_split)
+    check_whole(pad_slot_id=pad_slot_id)
+    check_copy_tensors((read_copy, read_copy_block_scale, read_copy_scale))
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
-    check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window))
+    check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window), state.device)
     checkpointing_ssu_op(
         state, x_cache, B_cache, dt_cache, ring_start, prev_num_accepted_tokens, x, dt, A, B, C, out, D, z, dt_bias,
         dt_softplus, state_batch_indices, pad_slot_id, state_scale, rand_seed, cu_seqlens, draft, read_copy,

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from replayssm_flashinfer.number_checks import check_whole
 from replayssm_flashinfer.refusals import refuse
 from replayssm_flashinfer.tensor_checks import (
+    ACTIVATIONS,
+    check_apart,
     check_cursors_of_slots,
     check_device,
     check_floating,
     check_inner,
     check_slots,
+    check_tensors,
 )
 
 LONGEST = 16
@@ -25,7 +29,6 @@ STATES = {
     torch.int8: "int8",
 }
 QUANTISED = (torch.int8, torch.float8_e4m3fn)
-ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 STATE_SIZES = (16, 32, 64, 128, 256)
 
 
@@ -50,6 +53,16 @@ def check_window(rows: int, draft: int, *, long_window: bool) -> int:
     return window
 
 
+def check_state_size(name: str, size: int) -> None:
+    """Columns of a state.
+
+    Raises:
+        RefusedError: kernels have no such size.
+    """
+    if size not in STATE_SIZES:
+        refuse(f"{name}={size} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
+
+
 def check_memory(
     state: Tensor,
     x_cache: Tensor,
@@ -64,13 +77,15 @@ def check_memory(
     Raises:
         RefusedError: one of them is not as FlashInfer's contract says.
     """
+    memory = {"state": state, "x_cache": x_cache, "B_cache": B_cache, "dt_cache": dt_cache}
+    check_tensors(memory.items())
+    check_tensors([("state_scale", state_scale)], optional=True)
     if state.dim() != 4:
         refuse(f"state is {tuple(state.shape)}; expected [slots, nheads, dim, dstate]")
     if state.dtype not in STATES:
         refuse(f"state.dtype={state.dtype} is not served; expected one of {_names(STATES)}")
     slots, heads, dim, dstate = state.shape
-    if dstate not in STATE_SIZES:
-        refuse(f"dstate={dstate} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
+    check_state_size("dstate", dstate)
     if x_cache.dim() != 4:
         refuse(f"x_cache is {tuple(x_cache.shape)}; expected [slots, nheads, L, dim]")
     if B_cache.dim() != 4:
@@ -89,6 +104,7 @@ def check_memory(
         _check_tensor(name, tensor, shape, dtype, state.device)
     check_cursors_of_slots(ring_start, prev_num_accepted_tokens, state)
     check_inner([("state", state), ("state_scale", state_scale)])
+    check_apart(memory.items())
     if state.dtype in QUANTISED:
         if state_scale is None:
             refuse(
@@ -111,6 +127,9 @@ def check_tokens(
     Raises:
         RefusedError: one of them is not as FlashInfer's contract says.
     """
+    optional = ("z", "D", "dt_bias")
+    check_tensors((pair for pair in tensors.items() if pair[0] in optional), optional=True)
+    check_tensors(pair for pair in tensors.items() if pair[0] not in optional)
     _, heads, dim, dstate = state.shape
     head, group = (batch, draft, heads, dim), (batch, draft, groups, dstate)
     shapes: dict[str, tuple[int, ...]] = {"x": head, "out": head, "z": head, "dt": head, "B": group, "C": group}
@@ -120,6 +139,7 @@ def check_tokens(
             dtype = x_cache.dtype if name in ("x", "out", "z", "B", "C") else None
             _check_tensor(name, tensor, shapes[name], dtype, state.device)
     check_floating((name, tensors[name]) for name in ("dt", "A", "D", "dt_bias"))
+    check_apart([("out", tensors["out"])])
     for name, axes in (("dt", (3,)), ("A", (1, 2)), ("dt_bias", (1,))):
         tensor = tensors[name]
         tied = tensor is None or all(tensor.stride(axis) == 0 or tensor.shape[axis] == 1 for axis in axes)
@@ -141,6 +161,8 @@ def check_rows(
     Raises:
         RefusedError: a packed batch that is not described, or an index tensor of another shape or dtype.
     """
+    check_tensors([("state", state), ("x", x)])
+    check_tensors([("cu_seqlens", cu_seqlens)], optional=True)
     if x.dim() != 4:
         refuse(f"x is {tuple(x.shape)}; expected [batch, T, nheads, dim], or [1, tokens, …] with cu_seqlens")
     if cu_seqlens is None:
@@ -157,8 +179,9 @@ def check_rows(
             )
         if max_seqlen is None:
             refuse("cu_seqlens requires max_seqlen: L = max_window + max_seqlen is ambiguous without")
+        check_whole(1, max_seqlen=max_seqlen)
         check_device(state.device, [("cu_seqlens", cu_seqlens)])
-        batch, draft = len(cu_seqlens) - 1, max_seqlen or 0
+        batch, draft = len(cu_seqlens) - 1, max_seqlen
     check_slots("state_batch_indices", state_batch_indices, batch, state)
     return batch, draft
 
@@ -169,12 +192,14 @@ def check_seed(rand_seed: Tensor | None, philox_rounds: int, device: torch.devic
     Raises:
         RefusedError: not one int64 number on the device, or no rounds.
     """
+    check_tensors([("rand_seed", rand_seed)], optional=True)
     if rand_seed is not None:
         check_device(device, [("rand_seed", rand_seed)])
         if rand_seed.numel() != 1:
             refuse(f"rand_seed must be single-element, got {rand_seed.numel()}")
         if rand_seed.dtype != torch.int64:
             refuse(f"rand_seed must be int64, got {rand_seed.dtype}")
+        check_whole(philox_rounds=philox_rounds)
         if philox_rounds <= 0:
             refuse(f"philox_rounds must be > 0 with rand_seed, got {philox_rounds}")
 
@@ -183,18 +208,26 @@ def check_split(state_dtype: torch.dtype, d_split: int | None) -> None:
     """FlashInfer's split of a head, which its 8-bit kernels do not have.
 
     Raises:
-        RefusedError: a split of an 8-bit state.
+        RefusedError: no number of parts, or a split of an 8-bit state.
     """
+    if d_split is not None:
+        check_whole(1, d_split=d_split)
     if d_split not in (None, 1) and state_dtype in QUANTISED:
         refuse(f"d_split={d_split} with state.dtype={state_dtype}: an 8-bit state requires d_split=1, or None")
 
 
-def check_scratch(scratch: Mapping[str, Tensor | None], algorithm: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Scratch that our kernels do not need: all of it or none, and of the size that FlashInfer's would.
+def check_scratch(
+    scratch: Mapping[str, Tensor | None],
+    algorithm: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    device: torch.device,
+) -> None:
+    """Scratch that our kernels do not need: all of it or none, and as FlashInfer's would need it.
 
     Raises:
-        RefusedError: some of it is missing or too small, or an algorithm is unknown.
+        RefusedError: some of it is missing, too small, of whole numbers or elsewhere, or an algorithm is unknown.
     """
+    check_tensors(scratch.items(), optional=True)
     names = ("auto", "monolith", "two-kernel")
     if algorithm not in names:
         refuse(f"algorithm={algorithm!r} must be one of {', '.join(names)}")
@@ -212,6 +245,8 @@ def check_scratch(scratch: Mapping[str, Tensor | None], algorithm: str, shapes: 
         )
         if not fits:
             refuse(f"{name} is {None if tensor is None else tuple(tensor.shape)}; expected at least {shape}")
+    check_floating(scratch.items())
+    check_device(device, scratch.items())
 
 
 def _check_tensor(

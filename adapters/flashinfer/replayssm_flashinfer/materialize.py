@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replayssm_flashinfer.mamba_checks import ACTIVATIONS, STATE_SIZES, STATES, check_seed
+from replayssm_flashinfer.mamba_checks import LONGEST, STATES, check_seed, check_state_size
 from replayssm_flashinfer.materialize_launch import ROWS
+from replayssm_flashinfer.number_checks import check_whole
 from replayssm_flashinfer.ops import materialize_op
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_device
+from replayssm_flashinfer.tensor_checks import ACTIVATIONS, check_device, check_tensors
 
 
 def replayssm_materialize(
@@ -71,7 +72,11 @@ def replayssm_materialize(
         dt_cache_ptrs, dt_cache_slot_strides, A_ptrs, state_scale_ptrs, state_scale_slot_strides,
     )  # fmt: skip
     metadata = (ring_start, replay_prefix_len, active_request_indices)
+    check_tensors(("a pointer or stride table", table) for table in tables)
+    requests = ("src_slots", "dst_slots", "ring_start", "replay_prefix_len", "active_request_indices")
+    check_tensors(zip(requests, (src_slots, dst_slots, *metadata), strict=True))
     _check_tables(tables, src_slots, dst_slots, metadata)
+    check_whole(pad_slot_id=pad_slot_id, philox_rounds=philox_rounds)
     _check_numbers(dim, dstate, num_heads, heads_per_group, max_window, ring_buffer_len)
     if state_dtype not in STATES:
         refuse(f"state_dtype={state_dtype} is not served")
@@ -118,15 +123,10 @@ def _check_tables(
 
 
 def _check_numbers(dim: int, dstate: int, heads: int, heads_per_group: int, window: int, rows: int) -> None:
-    if dim <= 0:
-        refuse(f"dim={dim} must be at least 1")
-    if dstate not in STATE_SIZES:
-        refuse(f"dstate={dstate} is not served; expected one of {', '.join(map(str, STATE_SIZES))}")
-    if heads <= 0:
-        refuse(f"num_heads={heads} must be at least 1")
+    check_whole(1, dim=dim, num_heads=heads, ring_buffer_len=rows)
+    check_whole(heads_per_group=heads_per_group, max_window=window)
+    check_state_size("dstate", dstate)
     if not (heads_per_group > 0 and heads % heads_per_group == 0):
         refuse(f"heads_per_group={heads_per_group} must be a positive divisor of num_heads={heads}")
-    if not 1 <= window <= 16:
-        refuse(f"max_window={window} must be in [1, 16]")
-    if rows <= 0:
-        refuse(f"ring_buffer_len={rows} must be at least 1")
+    if not 1 <= window <= LONGEST:
+        refuse(f"max_window={window} must be in [1, {LONGEST}]")

@@ -119,6 +119,7 @@ def ucache_step_op(
     b: Tensor,
     A_log: Tensor,
     dt_bias: Tensor,
+    window: int,
     limit: int,
     l2norm: bool,
     scale: float,
@@ -129,7 +130,10 @@ def ucache_step_op(
     read_copy_block_scale: Tensor | None,
     read_copy_scale: Tensor | None,
 ) -> None:
-    """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`."""
+    """A GDN step on FlashInfer's rings; a row folds where its history and its new tokens are more than `limit`.
+
+    window: the longest history, longer ones count as that.
+    """
     copy, draft = (read_copy, read_copy_block_scale, read_copy_scale), k.shape[1]
     memory = UCache(state, k_cache, u_cache, g_cache, v_cache, beta_cache, copy)
     check_memory_copy(memory, draft)
@@ -140,7 +144,7 @@ def ucache_step_op(
             draft=draft,
             slots=len(state),
             rows=memory.rows,
-            window=memory.rows - draft,
+            window=window,
             limit=limit,
         )
         raw = RawGate(A_log=A_log, dt_bias=dt_bias)

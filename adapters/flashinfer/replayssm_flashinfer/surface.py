@@ -101,9 +101,16 @@ def find_theirs(symbol: Symbol) -> tuple[Callable[..., Any] | None, str]:
     return (found, "") if ok else (None, reason)
 
 
-@lru_cache(maxsize=64)
 def check(symbol: Symbol, found: Callable[..., Any]) -> Verdict:
     """Whether we can stand in for a function: `(True, "")`, or why not."""
+    try:
+        return _compare(symbol, found)
+    except (TypeError, ValueError) as error:
+        return False, f"{symbol.label} has parameters that cannot be looked at: {error}"
+
+
+@lru_cache(maxsize=64)
+def _compare(symbol: Symbol, found: Callable[..., Any]) -> Verdict:
     theirs = inspect.signature(found).parameters
     lacking = [name for name in symbol.needs if name not in theirs]
     if lacking:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,31 +12,33 @@ from replayssm.capability import CAPABILITIES
 from replayssm.layout import WORD
 from replayssm_flashinfer.refusals import refuse
 
+ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32)
 BY_WORDS = (torch.float8_e4m3fn, torch.uint8)
 """What kernels read four bytes at a time."""
 Named = Iterable[tuple[str, Tensor | None]]
 """Arguments by name; those that are None are left out."""
 
 
-def check_tensors(given: Iterable[tuple[str, object]]) -> None:
+def required(name: str, tensor: object) -> Tensor:
     """What may not be left out.
+
+    Raises:
+        RefusedError: no tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        refuse(f"{name} is {'missing' if tensor is None else type(tensor).__name__}; expected a tensor")
+    return tensor
+
+
+def check_tensors(given: Iterable[tuple[str, object]], *, optional: bool = False) -> None:
+    """Tensors; with `optional` they may be left out, as None.
 
     Raises:
         RefusedError: something is no tensor.
     """
     for name, tensor in given:
-        if not isinstance(tensor, Tensor):
-            refuse(f"{name} is {'missing' if tensor is None else type(tensor).__name__}; expected a tensor")
-
-
-def check_scale(scale: float | None) -> None:
-    """A factor on q.
-
-    Raises:
-        RefusedError: no finite number.
-    """
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
-        refuse(f"scale={scale!r} must be a finite number, or None for K ** -0.5")
+        if not (optional and tensor is None):
+            required(name, tensor)
 
 
 def check_slots(name: str, indices: Tensor | None, batch: int, state: Tensor) -> None:
@@ -46,6 +47,7 @@ def check_slots(name: str, indices: Tensor | None, batch: int, state: Tensor) ->
     Raises:
         RefusedError: another shape, dtype or device than `[B]` whole numbers beside the state, or more rows than slots.
     """
+    check_tensors([(name, indices)], optional=True)
     if indices is None:
         if batch > len(state):
             refuse(f"{batch} rows without {name}, and the state has {len(state)} slots")
@@ -62,7 +64,9 @@ def check_cursors_of_slots(ring_start: Tensor, prev_num_accepted_tokens: Tensor,
         RefusedError: another shape, dtype or device, or one number expanded to all slots.
     """
     slots = len(state)
-    for name, cursor in (("ring_start", ring_start), ("prev_num_accepted_tokens", prev_num_accepted_tokens)):
+    cursors = (("ring_start", ring_start), ("prev_num_accepted_tokens", prev_num_accepted_tokens))
+    check_tensors(cursors)
+    for name, cursor in cursors:
         if not (tuple(cursor.shape) == (slots,) and cursor.dtype == torch.int32):
             refuse(f"{name} is {tuple(cursor.shape)} {cursor.dtype}; expected {(slots,)} torch.int32")
         check_device(state.device, [(name, cursor)])
@@ -70,17 +74,38 @@ def check_cursors_of_slots(ring_start: Tensor, prev_num_accepted_tokens: Tensor,
             refuse(f"{name} has stride 0: each slot needs a number of its own, at a stride of 1 or more")
 
 
+def check_apart(tensors: Named) -> None:
+    """What is written: each number has a place of its own.
+
+    Raises:
+        RefusedError: a dimension is expanded, or its steps are shorter than what they step over.
+    """
+    for name, tensor in tensors:
+        if tensor is None or not tensor.numel():
+            continue
+        steps = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+        for i, (stride, _) in enumerate(steps):
+            # How far the finer dimensions reach; torch.compile cannot sort them.
+            reach = sum((n - 1) * other for j, (other, n) in enumerate(steps) if j != i and other <= stride)
+            if stride <= reach:
+                refuse(
+                    f"{name} is written, and its numbers overlap in memory: shape {tuple(tensor.shape)}, strides "
+                    f"{tensor.stride()}; pass memory of its own for every number"
+                )
+
+
 def check_inner(tensors: Named) -> None:
     """Memory of slots: only the slot stride is free, and of numbers of a byte and less, read by words, a multiple of 4.
 
     Raises:
-        RefusedError: gaps inside a slot, or another order; slots that start between words.
+        RefusedError: gaps inside a slot, or another order; slots that overlap, or start between words.
     """
     for name, tensor in tensors:
         if tensor is None or not len(tensor):
             continue
         if not tensor[0].is_contiguous():
             refuse(f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
+        check_apart([(name, tensor)])
         if tensor.dtype in BY_WORDS and tensor[0].numel() % WORD == 0:
             first, stride = tensor.storage_offset(), tensor.stride(0) if len(tensor) > 1 else 0
             if first % WORD or stride % WORD:
@@ -91,10 +116,10 @@ def check_floating(tensors: Named) -> None:
     """Numbers whose dtype is free.
 
     Raises:
-        RefusedError: a tensor of whole numbers.
+        RefusedError: numbers that kernels would not read as such, or with less than they hold.
     """
     for name, tensor in tensors:
-        if tensor is not None and not tensor.is_floating_point():
+        if tensor is not None and tensor.dtype not in ACTIVATIONS:
             refuse(f"{name} is {tensor.dtype}; expected float32, bfloat16 or float16")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.matrix import noise_tile, saturate
+from replayssm.kernels.matrix import LARGEST, noise_tile, saturate
 from replayssm.kernels.primitives import dot_exact, exp, exp_exact
 from replayssm.kernels.ring import head_decay, history_rows, load_units, load_values
 from replayssm.kernels.tile import tile_rows
 
-LARGEST = tl.constexpr(127.0)
+STEPS = tl.constexpr(127.0)
 # Beside 1.5 · 2^23 only whole numbers are left of an fp32 number: rounds to nearest even.
 WHOLE = tl.constexpr(12582912.0)
 
@@ -23,7 +23,10 @@ def fold_rows(
     p_state, p_scale, p_value, p_key, p_dt, rate, origin, count, first,
     V: tl.constexpr, K: tl.constexpr, R: tl.constexpr, J: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Rows from `first` on of one head, int8, after `count` records, in the order of `tile_rows`: `[BV, K]` fp32."""
+    """Rows from `first` on of one head, int8, after `count` records, in the order of `tile_rows`: `[BV, K]` fp32.
+
+    They saturate as in every other format.
+    """
     o_j, o_k, o_v = tl.arange(0, J), tl.arange(0, K), first + tile_rows(BV)
     o_row, b_live = history_rows(origin, count, o_j, R), o_j < count
     b_after, whole = head_decay(p_dt, rate, origin, count, o_j, R)
@@ -32,7 +35,8 @@ def fold_rows(
     b_key = tl.load(p_key + o_row[:, None] * K + o_k[None, :], mask=b_live[:, None], other=0.0).to(tl.float32)
     b_scale = tl.load(p_scale + o_v, mask=o_v < V, other=0.0)
     b_state = tl.load(p_state + o_v[:, None] * K + o_k[None, :], mask=(o_v < V)[:, None], other=0).to(tl.float32)
-    return dot_exact(b_value, b_key, b_state * (b_scale * exp_exact(whole))[:, None], DOT)
+    b_kept = b_state * (b_scale * exp_exact(whole))[:, None]
+    return saturate(dot_exact(b_value, b_key, b_kept, DOT), LARGEST)
 
 
 @triton.jit
@@ -41,7 +45,7 @@ def store_rows_int8(
 ):
     """`[BV, K]` fp32 → rows `o_v` of one head's int8 checkpoint; a row of zeros has the scale 0."""
     o_k = tl.arange(0, K)
-    b_scale = tl.max(tl.abs(b_state), axis=1) / LARGEST
+    b_scale = tl.max(tl.abs(b_state), axis=1) / STEPS
     b_units = b_state / tl.where(b_scale > 0.0, b_scale, 1.0)[:, None]
     if SR:
         o_element = (i_head * V + o_v)[:, None] * K + o_k[None, :]
@@ -50,7 +54,7 @@ def store_rows_int8(
         b_units = b_below + tl.where(b_noise < b_units - b_below, 1.0, 0.0)
     else:
         b_units = (b_units + WHOLE) - WHOLE
-    b_units = saturate(b_units, LARGEST)
+    b_units = saturate(b_units, STEPS)
     tl.store(p_state + o_v[:, None] * K + o_k[None, :], b_units.to(tl.int8), mask=(o_v < V)[:, None])
     tl.store(p_scale + o_v, b_scale, mask=o_v < V)
 
