@@ -68,8 +68,15 @@ def test_drafts_come_before_checkpoints_before_work():
     draft = replace(BASE, draft=4)
     found = table((BASE, A), (replace(draft, checkpoint="fp16"), B), (replace(draft, batch=100), C))
     assert select([found], H200, replace(BASE, draft=2)) == C
-    assert select([found], H200, replace(BASE, draft=8, checkpoint="fp16-sr")) == B
+    assert select([found], H200, replace(BASE, draft=3, checkpoint="fp16-sr")) == B
     assert select([found], H200, replace(BASE, checkpoint="fp16")) == A
+
+
+def test_what_one_token_or_a_short_draft_needs_says_nothing_about_long_drafts():
+    long, found = replace(BASE, draft=8), table((BASE, A), (replace(BASE, draft=4), B))
+    assert select([found], H200, long) == default_tiles(long)
+    assert select([table((long, C))], H200, replace(BASE, draft=16)) == C
+    assert select([table((long, C))], H200, BASE) == default_tiles(BASE)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 A table's entry holds what it was measured for (layer, heads, V, K, checkpoint, read copy, draft, batch) and the shape that
 was fastest there. `replayssm tune` measures and writes them. An operation that is not in a table takes the nearest entry of
-the same layer, V and K that reads alike, with a fourth to four times its work: the same checkpoint first, then the nearest
-draft, then the nearest amount of work.
+the same layer, V and K that reads alike, with a fourth to four times its work and the same bound (one token, drafts of up to
+four, longer ones): the same checkpoint first, then the nearest draft, then the nearest amount of work.
 """
 
 from __future__ import annotations
@@ -136,17 +136,20 @@ class Operation:
         """What steps read in place of a state in numbers: a copy, or a checkpoint of NVFP4."""
         return self.read_copy or ("nvfp4" if self.checkpoint == "nvfp4" else None)
 
+    @property
+    def bound(self) -> str:
+        """What holds a step: one token the state, drafts their own arithmetic, long ones their registers as well."""
+        return "state" if self.draft == 1 else "arithmetic" if self.draft <= LIMITED_DRAFT else "registers"
+
     def distance(self, other: Operation) -> tuple[float, ...] | None:
         """How far another operation is, field by field; None where its shape, or work, says nothing about this one."""
-        for name in ("layer", "value_dim", "key_dim", "reads"):
+        for name in ("layer", "value_dim", "key_dim", "reads", "bound"):
             if getattr(self, name) != getattr(other, name):
                 return None
         work = math.log2(self.batch * self.heads) - math.log2(other.batch * other.heads)
         if abs(work) > FAR:
             return None
         return (
-            # One token is bound by the state, drafts by their own arithmetic as well.
-            float((self.draft == 1) != (other.draft == 1)),
             _checkpoint_distance(self.checkpoint, other.checkpoint),
             abs(math.log2(self.draft / other.draft)),
             abs(work),
