@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -39,18 +40,23 @@ def kind_of(value: Any) -> str:
     return {bool: "i1", int: "i32", float: "fp32"}[type(value)]
 
 
-def type_launch(kernel: JITFunction[Any], *arguments: Any, **named: Any) -> None:
-    del named["grid"], named["warmup"]
+def source_of(kernel: JITFunction[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[ASTSource, dict]:
+    """What a launch would compile, without specialisation, and its options."""
+    named = {name: value for name, value in named.items() if name not in ("grid", "warmup")}
     options = {name: named.pop(name) for name in OPTIONS if name in named}
     values = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
     constant = {p.name for p in kernel.params if p.is_constexpr}
     signature = {name: "constexpr" if name in constant else kind_of(values[name]) for name in kernel.arg_names}
-    constants = {name: values[name] for name in constant}
-    key = kernel.__name__, f"{signature} {constants}"
+    constants = {(kernel.arg_names.index(name),): values[name] for name in constant}
+    return ASTSource(kernel, signature, constants), options
+
+
+def type_launch(kernel: JITFunction[Any], *arguments: Any, **named: Any) -> None:
+    source, options = source_of(kernel, arguments, named)
+    key = kernel.__name__, f"{source.signature} {source.constants}"
     if key in typed:
         return
     typed.add(key)
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in constants.items()})
     backend = make_backend(TARGET)
     parsed = backend.parse_options(options)
     context = triton._C.libtriton.ir.context()
@@ -59,10 +65,15 @@ def type_launch(kernel: JITFunction[Any], *arguments: Any, **named: Any) -> None
     source.make_ir(TARGET, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
 
 
-def main(layer: str) -> None:
-    JITFunction.run = type_launch
+def instead_of_launches(run: Callable[..., None]) -> None:
+    """From now on `run(kernel, *arguments, **named)` is what a launch does."""
+    JITFunction.run = run
     # What no kernel has written is at least an index.
     torch.empty, torch.empty_like, torch.Tensor.new_empty = torch.zeros, torch.zeros_like, torch.Tensor.new_zeros
+
+
+def main(layer: str) -> None:
+    instead_of_launches(type_launch)
     for policy in shapes.PRECISIONS.values():
         for draft in shapes.SHAPES:
             shapes.live(shapes.LayerKind(layer), policy, draft, torch.device("cpu"), run=False)

@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.matrix import load_parts, load_row_scales, round_to_grid, store_tile
-from replayssm.kernels.primitives import dot_stored, exp
+from replayssm.kernels.primitives import converts_e2m1, dot_stored, exp
 from replayssm.kernels.tile import columns, flat, flat_columns, join_parts, load_x_parts, parts, reorder, unflat
 from replayssm.kernels.unpack import NVFP4_REST, copy_order, fp8_values, nvfp4_values
 
 # Bits of the exponent of fp32; less a power of two's they are those of its inverse.
 POWER_BITS = tl.constexpr(0x7F800000)
 ONES_BITS = tl.constexpr(254 << 23)
+# The codes of $1 and, above it, of $2 in a byte.
+E2M1_CONVERSION = tl.constexpr("{.reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, $2, $1; cvt.u32.u8 $0, pair;}")
 
 
 @triton.jit
@@ -172,16 +174,31 @@ def store_nibbles(b_s, p_copy, p_block_scale, p_scale, o_v, V: tl.constexpr, K: 
     b_unit = b_scale * scale
     # The inverse of a unit, unless it is too small to have one.
     b_inverse = tl.where(b_unit >= 2.0**-126, tl.div_rn(1.0, tl.maximum(b_unit, 2.0**-126)), 0.0)
-    b_code = e2m1_code(b_blocks * b_inverse[:, :, None])
+    b_blocks *= b_inverse[:, :, None]
     # As many nibbles as a thread has next to each other.
     Q: tl.constexpr = min(b_s.shape[2] // 4, 8)
-    b_words = tl.sum(tl.reshape(b_code, [N, K // Q, Q]) << (tl.arange(0, Q) * 4)[None, None, :], axis=2)
+    if converts_e2m1():
+        b_pairs = e2m1_pairs(tl.reshape(b_blocks, [N, K // Q, Q // 2, 2]))
+        b_words = tl.sum(b_pairs << (tl.arange(0, Q // 2) * 8)[None, None, :], axis=2)
+    else:
+        b_code = e2m1_code(b_blocks)
+        b_words = tl.sum(tl.reshape(b_code, [N, K // Q, Q]) << (tl.arange(0, Q) * 4)[None, None, :], axis=2)
     p_words = p_copy.to(tl.pointer_type(tl.int32 if Q == 8 else tl.int16))
     o_word = (o_v * (K // Q))[:, None] + tl.arange(0, K // Q)[None, :]
     tl.store(p_words + o_word, b_words.to(p_words.dtype.element_ty), mask=b_live[:, None])
     p_blocks = p_block_scale + (o_v * (K // 16))[:, None] + tl.arange(0, K // 16)[None, :]
     tl.store(p_blocks, b_scale.to(p_block_scale.dtype.element_ty), mask=b_live[:, None])
     tl.store(p_scale + tl.min(o_v, axis=0) // 16, scale)
+
+
+@triton.jit
+def e2m1_pairs(b_x):
+    """Pairs `[..., 2]` → both codes of each, the first in the low nibble, by the conversion of the GPU.
+
+    They are those of `e2m1_code` for all numbers but NaN, which saturated states do not hold.
+    """
+    b_low, b_high = tl.split(b_x)
+    return tl.inline_asm_elementwise(E2M1_CONVERSION, "=r,f,f", [b_low, b_high], tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit

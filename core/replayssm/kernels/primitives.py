@@ -12,6 +12,12 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 TF32_BITS = tl.constexpr(-8192)
 
 
+@triton.constexpr_function
+def converts_e2m1():
+    """Whether the GPU that a kernel is compiled for converts between e2m1 and other floats itself."""
+    return not INTERPRETED and tl.target_info.cuda_capability_geq(10, 0)
+
+
 @triton.jit
 def exp(x):
     """e^x to 2^-22; below 2^-126 it is 0, which `tl.exp` spends three more instructions on."""

@@ -1,7 +1,8 @@
 """Stored words of a read copy → bf16 numbers, in the order in which products take them.
 
 A word goes apart in registers, two numbers an operation: their bits move to where bf16 has sign, exponent and mantissa, and
-a product of two pairs sets the exponents right. The interpreter has no machine code and computes the same numbers plainly.
+a product of two pairs sets the exponents right. GPUs from compute capability 10.0 on convert e2m1 themselves. The
+interpreter has no machine code and computes the same numbers plainly.
 
 The order of columns is one of those in which a sum over k may run (`tile.py`): `copy_order` puts x into it. Of what comes
 from words products take four numbers of a thread at a time, of 16-bit numbers as loaded two.
@@ -12,11 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.primitives import INTERPRETED
+from replayssm.kernels.primitives import INTERPRETED, converts_e2m1
 from replayssm.kernels.tile import flat
 
-NVFP4_REST = tl.constexpr(2.0**19)
-"""What `nvfp4_values` lack: on the way bf16 would not hold them."""
+NVFP4_REST = tl.constexpr(2.0**8)
+"""What `nvfp4_values` lack: on the way bf16 would not hold them, and it is what e4m3 among the bits of fp16 lacks."""
 
 
 def _fp8_assembly() -> str:
@@ -50,12 +51,33 @@ def _nvfp4_assembly() -> str:
     return "\n".join(["{.reg .b32 a, b, t, u, zero; mov.b32 zero, 0x80008000;", *lines, "}"])
 
 
-# An e4m3 byte as bf16 bits in both halves is 2^-120 of it, nibbles are 2^-126 of theirs; with 2^227 that leaves 2^-19.
+def _nvfp4_conversions() -> str:
+    """The same by the conversions of compute capability 10.0, from the byte $10 of their block's scale."""
+    lines = [
+        "{.reg .b8 a<4>, b<4>; .reg .b16 a_low, a_high, b_low, b_high, scale, unused; .reg .b32 t; .reg .f32 a, b, zero;",
+        "mov.f32 zero, 0f80000000;",
+        "mov.b32 {a0, a1, a2, a3}, $8;",
+        "mov.b32 {b0, b1, b2, b3}, $9;",
+        # Among the bits of fp16 an e4m3 byte is 2^-8 of it; products are exact in fp32, and in bf16.
+        "shl.b32 t, $10, 7;",
+        "mov.b32 {scale, unused}, t;",
+    ]
+    for byte in range(4):
+        for word in "ab":
+            lines += [f"cvt.rn.f16x2.e2m1x2 t, {word}{byte};", f"mov.b32 {{{word}_low, {word}_high}}, t;"]
+        for half, nibble in (("low", 2 * byte), ("high", 2 * byte + 1)):
+            lines += [f"fma.rn.f32.f16 {word}, {word}_{half}, scale, zero;" for word in "ab"]
+            lines.append(f"cvt.rn.bf16x2.f32 ${nibble}, b, a;")
+    return "\n".join([*lines, "}"])
+
+
+# An e4m3 byte as bf16 bits in both halves is 2^-120 of it, nibbles are 2^-126 of theirs; with 2^238 that leaves 2^-8.
 _SCALE_ASSEMBLY = """{.reg .b32 low, high, zero;
-mov.b32 low, 0x7F007F00; mov.b32 high, 0x71807180; mov.b32 zero, 0x80008000;
+mov.b32 low, 0x7F007F00; mov.b32 high, 0x77007700; mov.b32 zero, 0x80008000;
 fma.rn.bf16x2 $0, $1, low, zero; fma.rn.bf16x2 $0, $0, high, zero;}"""
 FP8_ASSEMBLY = tl.constexpr(_fp8_assembly())
 NVFP4_ASSEMBLY = tl.constexpr(_nvfp4_assembly())
+NVFP4_CONVERSIONS = tl.constexpr(_nvfp4_conversions())
 SCALE_ASSEMBLY = tl.constexpr(_SCALE_ASSEMBLY)
 NVFP4_OPERANDS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 4))
 
@@ -105,6 +127,11 @@ def nvfp4_values(b_words, b_scale, E: tl.constexpr):
     b_byte = tl.reshape(tl.broadcast_to(b_byte[:, :, :, None], [N, 4 * M, B, 2]), [N, M, 8 * B])
     if INTERPRETED:
         n0, n1, n2, n3, n4, n5, n6, n7 = plain_nibbles(b_words, b_byte)
+    elif converts_e2m1():
+        n0, n1, n2, n3, n4, n5, n6, n7 = tl.inline_asm_elementwise(
+            NVFP4_CONVERSIONS, NVFP4_OPERANDS, [b_words, b_byte],
+            dtype=(tl.bfloat16,) * 8, is_pure=True, pack=2,
+        )  # fmt: skip
     else:
         b_lifted = tl.inline_asm_elementwise(
             SCALE_ASSEMBLY, "=r,r", [b_byte * 0x00100010], dtype=tl.int32, is_pure=True, pack=1
