@@ -19,8 +19,8 @@ from torch import Tensor
 
 BLOCK, TILE_ROWS = 16, 16
 LARGEST = 2.0**96
-"""States saturate here in every format, infinities too: far from any model's, and far enough below the largest fp32 number
-that no sum of an output overflows to infinities, whose differences would be NaN."""
+"""States saturate here in every format, infinities too, and NaN becomes 0: far from any model's, and far enough below the
+largest fp32 number that no sum of an output overflows to infinities, whose differences would be NaN."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def round_to_grid(x: Tensor, grid: FloatGrid, noise: Tensor | None = None) -> Te
             None rounds to nearest, ties to even.
 
     Returns:
-        same shape and dtype as `x`, holding values that the format represents exactly; NaN only where `x` is.
+        same shape and dtype as `x`, holding values that the format represents exactly; 0 where `x` is NaN.
     """
-    x = x.clamp(-grid.max_value, grid.max_value)
+    x = _bounded(x, grid.max_value)
     exponent = torch.frexp(x).exponent - 1
     step = torch.ldexp(torch.ones_like(x), exponent.clamp(min=grid.min_exponent) - grid.mantissa)
     quotient = x / step
@@ -97,7 +97,7 @@ class MatrixFormat(Protocol):
 
 @dataclass(frozen=True)
 class PlainFormat:
-    """A torch float dtype, no scales. Values beyond the range, or `LARGEST`, saturate."""
+    """A torch float dtype, no scales. Values beyond the range, or `LARGEST`, saturate; NaN becomes 0."""
 
     name: str
     dtype: torch.dtype
@@ -113,7 +113,7 @@ class PlainFormat:
         if self.grid is not None:
             return (round_to_grid(x, self.grid, noise).to(self.dtype),)
         limit = min(torch.finfo(self.dtype).max, LARGEST)
-        return (x.clamp(-limit, limit).to(self.dtype),)
+        return (_bounded(x, limit).to(self.dtype),)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """See `MatrixFormat.decode`."""
@@ -196,9 +196,9 @@ def _of_rows(scale: Tensor, value_dim: int) -> Tensor:
     return scale.repeat_interleave(TILE_ROWS, dim=-1)[..., :value_dim, None]
 
 
-def _bounded(x: Tensor) -> Tensor:
-    # A scale that rounds up still decodes to a finite product.
-    return x.clamp(-LARGEST, LARGEST)
+def _bounded(x: Tensor, limit: float = LARGEST) -> Tensor:
+    # Beside LARGEST, a scale that rounds up still decodes to a finite product.
+    return x.nan_to_num(nan=0.0).clamp(-limit, limit)
 
 
 def _divide(x: Tensor, scale: Tensor) -> Tensor:

@@ -19,6 +19,22 @@ from replayssm import __version__
 from replayssm.errors import InputError
 
 
+def check_writable(option: str, path: Path) -> None:
+    """A file that can be written; an existing one is left as it is.
+
+    Raises:
+        InputError: a directory, a directory that is missing, or no permission.
+    """
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        expected = "a file in a directory that exists and is writable"
+        raise InputError(f"{option}={str(path)!r} cannot be written: {error.strerror}; expected {expected}") from None
+    if not existed:
+        path.unlink()
+
+
 def write_json(path: Path, facts: Mapping[str, Any]) -> None:
     """Write a JSON file whole: who interrupts, or reads meanwhile, finds the one before or the new one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,9 @@ class SlotStats:
         flushes: folds into the checkpoint.
         bytes_moved: state and ring bytes that those steps and folds read and wrote.
         ordinary_bytes: what an fp32 state that is read every step and written for every token would have moved.
-        read_error: ‖copy − checkpoint‖ / ‖checkpoint‖ of the matrices as they are now (Frobenius norm, all heads); 0 for
-            a zero checkpoint, None without a read copy.
+        read_error: ‖copy − checkpoint‖ / ‖checkpoint‖ of the matrices as they are now (Frobenius norm, all heads); None
+            without a read copy. Never NaN: 0 where the two are equal, zeros too, and infinite where the checkpoint alone
+            is zero or, whoever wrote it, one of the two is not finite.
     """
 
     steps: int
@@ -53,7 +55,7 @@ def slot_stats(layer: LayerState, counts: SlotCounts, slot: int) -> SlotStats:
 
 
 def read_error(layer: LayerState, slot: int) -> float | None:
-    """Relative L2 distance of a slot's read copy from its checkpoint, None without a copy."""
+    """Relative L2 distance of a slot's read copy from its checkpoint, None without a copy; see `SlotStats`."""
     layout = layer.layout
     if layout.precision.read_copy is None:
         return None
@@ -61,5 +63,7 @@ def read_error(layer: LayerState, slot: int) -> float | None:
     copy, checkpoint = (
         read_matrix(layout, layer.buffers, name, index, torch.float64) for name in ("read_copy", "checkpoint")
     )
-    norm = float(checkpoint.norm())
-    return float((copy - checkpoint).norm()) / norm if norm > 0.0 else 0.0
+    distance, norm = float((copy - checkpoint).norm()), float(checkpoint.norm())
+    if distance == 0.0:
+        return 0.0
+    return distance / norm if math.isfinite(distance) and norm > 0.0 else math.inf

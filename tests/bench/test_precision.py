@@ -10,8 +10,10 @@ import torch
 
 from interpreting import interpret
 from replayssm import PRESETS, InputError
+from replayssm.bench.conventional import Kind
 from replayssm.bench.precision import parts_of, policy_name, policy_scenarios
 from replayssm.bench.results import Row
+from replayssm.bench.run import ordinary_kind
 from replayssm.bench.settings import selection
 from replayssm.capability import CAPABILITIES
 from replayssm.cli import main
@@ -36,6 +38,15 @@ def test_policies_that_kernels_do_not_serve_are_left_out_with_the_reason(monkeyp
     assert "does not serve checkpoint nvfp4" in refused["shared-nvfp4"]
     with pytest.raises(InputError, match=r"nothing to measure: .*nvfp4"):
         policy_scenarios(chosen, ["shared-nvfp4"], CUDA)
+
+
+@pytest.mark.parametrize("draft", ["1", "4"])
+def test_every_policy_stands_beside_the_same_ordinary_decode(draft):
+    chosen = selection({"geometry": ["super"], "batch": ["32"], "draft": [draft]})
+    scenarios, refused = policy_scenarios(chosen, list(PRESETS), CUDA)
+    assert len(scenarios) == len(PRESETS) - len(refused)
+    assert {s.checkpoint for s in scenarios} > {"fp32", "fp16-sr", "fp8-sr"}
+    assert {ordinary_kind(s) for s in scenarios} == {Kind(scenarios[0].geometry, "fp32", int(draft))}
 
 
 def test_table():

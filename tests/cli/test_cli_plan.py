@@ -11,6 +11,7 @@ from published import PUBLISHED
 from replayssm.cli import main
 from replayssm.errors import InputError
 from replayssm.hybrid import parse_hybrid
+from replayssm.layout import MAX_WINDOW
 from replayssm.planning import PlanSettings, make_plan
 from replayssm.planning.traffic import best_window, replay_traffic
 from replayssm.precision import PRESETS
@@ -67,11 +68,13 @@ def test_super_ordinary_decode_traffic_by_hand():
     assert found.step_bytes == pytest.approx(256 * 40 * (found.read + found.written))
 
 
-@pytest.mark.parametrize("draft", [1, 2, 4, 8])
-def test_best_window_is_the_best_of_all(draft):
-    best = best_window(SUPER, PlanSettings(draft=draft), "exact")
-    gains = {w: replay_traffic(SUPER, PlanSettings(draft=draft, window=w), "exact").gain for w in range(1, 65)}
+@pytest.mark.parametrize(("draft", "window"), [(1, 30), (4, 53), (8, 65), (16, 77), (64, 126)])
+def test_best_window_is_the_best_of_all(draft, window):
+    best = best_window(SUPER, PlanSettings(draft=draft), "dual-nvfp4")
+    windows = range(1, MAX_WINDOW + 1)
+    gains = {w: replay_traffic(SUPER, PlanSettings(draft=draft, window=w), "dual-nvfp4").gain for w in windows}
     assert best.gain == gains[best.window] == max(gains.values())
+    assert best.window == window
 
 
 @pytest.mark.parametrize("preset", ["exact", "dual-nvfp4", "dual-nvfp4-fp16", "dual-fp8"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import pytest
 
@@ -67,8 +68,17 @@ def test_the_command_writes_a_table_and_json(tmp_path, capsys):
         (["--steps", "0"], "--steps='0' must be a whole number"),
         (["--heads", "0"], "--heads=0 must be at least 1"),
         (["--device", "tpu9"], "--device='tpu9' cannot be used here"),
+        (["--json", "nodir/x.json"], "--json='nodir/x.json' cannot be written: No such file or directory"),
+        (["--json", "."], "--json='.' cannot be written: Is a directory"),
     ],
 )
-def test_what_the_command_refuses(argv, match):
-    with pytest.raises(InputError, match=match):
+def test_what_the_command_refuses(argv, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(eval_state, "drift", _computed)
+    with pytest.raises(InputError, match=re.escape(match)):
         eval_state.run(parsed(*argv))
+    assert not list(tmp_path.iterdir())
+
+
+def _computed(*_):
+    raise AssertionError("something was computed before the arguments were checked")

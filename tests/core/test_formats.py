@@ -48,8 +48,24 @@ def test_e4m3_clamps_where_the_cast_gives_nan():
     assert float(round_to_grid(torch.tensor([1e4]), E4M3_GRID)) == 448.0
 
 
-def test_nan_stays_nan():
-    assert bool(round_to_grid(torch.tensor([float("nan")]), E4M3_GRID).isnan())
+@pytest.mark.parametrize("grid", [grid for grid, _ in GRIDS], ids=IDS)
+@pytest.mark.parametrize("noise", [None, 0.0, 0.999999])
+def test_nan_becomes_zero(grid, noise):
+    x = torch.tensor([float("nan"), grid.max_value])
+    rounded = round_to_grid(x, grid, None if noise is None else torch.full_like(x, noise))
+    assert rounded.tolist() == [0.0, grid.max_value]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nan_is_encoded_as_zero(name, dtype):
+    """Its row, block and matrix keep the scales that they have with a 0 in its place."""
+    x = torch.randn(3, 18, 32, dtype=dtype)
+    x[0, 1, 2], x[1, 3], x[2] = torch.nan, torch.nan, torch.nan
+    fmt = FORMATS[name]
+    back, expected = (fmt.decode(fmt.encode(y), dtype) for y in (x, x.nan_to_num(nan=0.0)))
+    assert torch.equal(back, expected)
+    assert not bool(back[x.isnan()].any())
 
 
 @pytest.mark.parametrize("grid", [grid for grid, _ in GRIDS], ids=IDS)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from nan_states import check_nan
 
+from interpreting import interpret
 from replayssm import PRESETS, InputError, LayerKind, PrecisionPolicy, Recurrence, ReplayState, StateLayout
 from replayssm.capability import CAPABILITIES, supports
 from replayssm.conformance.inputs import Source
 from replayssm.formats import LARGEST
 from replayssm.storage import read_matrix
 
-INF = float("inf")
+INF, NAN = float("inf"), float("nan")
 CASES = (
     "an infinity",
     "all infinite",
+    "no number",
+    "no numbers",
     "beyond every scale",
     "largest beside smallest",
     "zero blocks",
@@ -36,6 +41,10 @@ def extreme(state, case):
             state[0, 0, 3, 5], state[1, 1, 2, 7], state[2, 2, 0, 0] = INF, -INF, INF
         case "all infinite":
             state.copy_(state.sign() * INF)
+        case "no number":
+            state[0, 0, 3, 5], state[1, 1, 2], state[2, 2], state[3, 3, 0, 0] = NAN, NAN, NAN, INF
+        case "no numbers":
+            state.fill_(NAN)
         case "beyond every scale":
             state *= 1e38
         case "largest beside smallest":
@@ -55,7 +64,7 @@ def extreme(state, case):
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", list(LayerKind))
 def test_no_state_makes_an_output_that_is_no_number(kind, preset, case, seed):
-    """Unchecked: the state saturates at `LARGEST` (2^96), through flushes and reads of the copy."""
+    """Unchecked: the state saturates at `LARGEST` (2^96), NaN is 0, through flushes and reads of the copy."""
     layout = StateLayout(recurrence_of(kind), 4, 3, 2, PRESETS[preset], torch.float32)
     source = Source(layout.recurrence, torch.float32, seed=seed)
     state, slots = ReplayState(layout, A=source.A, check_inputs=False), [0, 1, 2, 3]
@@ -67,7 +76,19 @@ def test_no_state_makes_an_output_that_is_no_number(kind, preset, case, seed):
     assert bool(torch.isfinite(state.state(slots)).all())
 
 
-@pytest.mark.parametrize("value", [INF, -INF, float("nan")])
+@pytest.mark.parametrize("kind", list(LayerKind))
+@pytest.mark.parametrize("backend", ["naive", "torch"])
+def test_nan_is_stored_as_zero(backend, kind):
+    check_nan(backend, kind)
+
+
+@pytest.mark.parametrize("kind", list(LayerKind))
+def test_nan_is_stored_as_zero_under_the_interpreter(kind):
+    pytest.importorskip("triton")
+    interpret(Path(__file__).with_name("nan_states.py"), "triton", kind)
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
 def test_checked_loads_refuse_what_is_no_number(value):
     state = ReplayState(StateLayout(recurrence_of(LayerKind.GDN), 1))
     bad = torch.zeros(1, 4, 16, 32)

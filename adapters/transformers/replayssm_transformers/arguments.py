@@ -1,4 +1,4 @@
-"""Arguments that commands have in common: devices, files to write, texts to read."""
+"""Arguments that commands have in common: devices, pictures to write, texts to read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from replayssm import InputError
+from replayssm.records import check_writable
 
 
 def check_device(name: str) -> None:
@@ -31,22 +32,6 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() != ".png":
         raise InputError(f"--plot={str(path)!r} must end in .png")
     check_writable("--plot", path)
-
-
-def check_writable(option: str, path: Path) -> None:
-    """A file that can be written; an existing one is left as it is.
-
-    Raises:
-        InputError: a directory, a directory that is missing, or no permission.
-    """
-    existed = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        expected = "a file in a directory that exists and is writable"
-        raise InputError(f"{option}={str(path)!r} cannot be written: {error.strerror}; expected {expected}") from None
-    if not existed:
-        path.unlink()
 
 
 def read_text(option: str, path: Path) -> str:

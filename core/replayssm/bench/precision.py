@@ -46,6 +46,8 @@ def policy_scenarios(
 ) -> tuple[list[Scenario], dict[str, str]]:
     """Scenarios of the policies that the kernels serve, geometry by geometry, and why the others are left out.
 
+    All stand beside the ordinary decode of an fp32 state, so that their ratios can be compared.
+
     Raises:
         InputError: none of the policies is served.
     """
@@ -54,7 +56,7 @@ def policy_scenarios(
     for one in selection.scenarios():
         for name in policies:
             checkpoint, copy = parts_of(PRESETS[name])
-            scenario = replace(one, checkpoint=checkpoint, read_copy=READ_COPIES[copy])
+            scenario = replace(one, checkpoint=checkpoint, read_copy=READ_COPIES[copy], ordinary="fp32")
             ok, reason = supports(BACKEND, scenario.layout, device)
             if ok:
                 found.append(scenario)

@@ -116,9 +116,11 @@ def ordinary_kind(scenario: Scenario) -> Kind:
 def ordinary_state(scenario: Scenario) -> str:
     """State format of the ordinary decode that a scenario is compared with.
 
-    The checkpoint's own where engines have it (fp32, bf16, fp16), fp16 for fp8, and fp32 beside 4 bits and read copies,
-    whose gain is meant against the full-precision state.
+    The scenario's, if it names one. Else the checkpoint's own where engines have it (fp32, bf16, fp16), fp16 for fp8, and
+    fp32 beside 4 bits and read copies, whose gain is meant against the full-precision state.
     """
+    if scenario.ordinary is not None:
+        return scenario.ordinary
     if scenario.read_copy is not None or scenario.checkpoint == "nvfp4":
         return "fp32"
     return {"fp32": "fp32", "bf16": "bf16"}.get(scenario.checkpoint, "fp16")

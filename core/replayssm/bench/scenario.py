@@ -42,7 +42,11 @@ _STEADY_ROWS = 256
 
 @dataclass(frozen=True)
 class Scenario:
-    """One row of the benchmark."""
+    """One row of the benchmark.
+
+    Attributes:
+        ordinary: state format of the ordinary decode beside it; None for the one that suits its own (`ordinary_state`).
+    """
 
     geometry: Geometry
     checkpoint: str
@@ -53,6 +57,7 @@ class Scenario:
     window: int = 16
     acceptance: float = 0.8
     activation: torch.dtype = torch.bfloat16
+    ordinary: str | None = None
 
     @property
     def layout(self) -> StateLayout:

@@ -14,7 +14,7 @@ from replayssm.drift.measure import Error, Setup, drift, variants
 from replayssm.errors import InputError
 from replayssm.lists import names, numbers
 from replayssm.precision import PRESETS
-from replayssm.records import circumstances, write_json
+from replayssm.records import check_writable, circumstances, write_json
 from replayssm.recurrence import LayerKind, Recurrence
 
 HELP = "Error of the state against float64 over thousands of steps, for each precision policy."
@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     marks = numbers("--steps", args.steps, MOST_STEPS)
     device = _device(args.device)
     setups = [_setup(args, layer, device) for layer in layers]
+    if args.json is not None:
+        check_writable("--json", args.json)
     meta = circumstances(device, args.ref) | {"torch_device": args.device, "backend": args.backend, "seconds": 0.0}
     rows, started = [], time.perf_counter()
     for setup in setups:

@@ -11,7 +11,7 @@ from replayssm.cli.table import aligned
 
 
 def side_by_side(rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each geometry, draft and policy: µs and gain over the ordinary decode batch by batch, and errors."""
+    """A line for each geometry, draft and policy: µs and gain over ordinary fp32 decode batch by batch, and errors."""
     batches = sorted({row.batch for row in rows})
     errors = {(fact["geometry"], fact["policy"]): fact for fact in found}
     lines: dict[tuple[str, int, str], dict[int, str]] = {}

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from replayssm.kernels.copies import head_pointers, store_state
 from replayssm.kernels.fold import fold_columns, fold_values, load_window
-from replayssm.kernels.matrix import LARGEST, load_tile, saturate, tile_values
+from replayssm.kernels.matrix import bounded, load_tile, tile_values
 from replayssm.kernels.records import fold_records, store_records
 from replayssm.kernels.ring import history_rows, load_values
 from replayssm.kernels.tile import load_stored, tile_rows
@@ -67,7 +67,7 @@ def fold_kernel(
     if count == 0:
         for i in tl.static_range(K // C):
             b_stored = load_tile(p_from, p_from_block, p_from_scale, o_v, i * C, V, K, C, E, SOURCE_FORMAT)
-            b_s = saturate(tile_values(b_stored, p_from_scale, o_v, V, SCALED), LARGEST)
+            b_s = bounded(tile_values(b_stored, p_from_scale, o_v, V, SCALED))
             store_state(
                 b_s, p_to, p_to_scale, p_copy, p_block_scale, p_copy_scale, seed, target, flushes, i_head, o_v, i * C,
                 V, K, E, FORMAT, SR, COPY,

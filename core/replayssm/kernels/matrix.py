@@ -19,6 +19,12 @@ def saturate(b_x, limit):
 
 
 @triton.jit
+def bounded(b_x):
+    """A state as every format may hold it: within ± LARGEST, 0 where it is NaN, which `saturate` alone makes a limit."""
+    return tl.where(b_x == b_x, saturate(b_x, LARGEST), 0.0)
+
+
+@triton.jit
 def load_tile(
     p_state, p_block_scale, p_scale, o_v, column, end,
     K: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FORMAT: tl.constexpr,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replayssm.hybrid import HybridModel
+from replayssm.layout import MAX_WINDOW
 from replayssm.planning.settings import PlanSettings
 from replayssm.steady import occupancy, steady_state
 from replayssm.traffic import ordinary_bytes
 
-WINDOWS = range(1, 65)
+WINDOWS = range(1, MAX_WINDOW + 1)
 ACCEPTANCES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -31,7 +32,7 @@ class TrafficFact:
 
 @dataclass(frozen=True)
 class WindowFact:
-    """The window (1 to 64) that moves the fewest bytes, and how many times fewer than the ordinary way."""
+    """The window (of all that a layout may have) that moves the fewest bytes; how many times fewer than the ordinary way."""
 
     window: int
     gain: float

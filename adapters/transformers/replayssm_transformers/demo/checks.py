@@ -6,7 +6,8 @@ import argparse
 import os
 
 from replayssm import InputError, ReplayConfig
-from replayssm_transformers.arguments import check_device, check_plot, check_writable
+from replayssm.records import check_writable
+from replayssm_transformers.arguments import check_device, check_plot
 from replayssm_transformers.bundled import model_path
 from replayssm_transformers.evaluate import MIN_LENGTH
 

@@ -13,7 +13,8 @@ import torch
 from replayssm import PRESETS, InputError, PrecisionPolicy, ReplayConfig, ReplaySSMError
 from replayssm.config import BACKENDS
 from replayssm.lists import names
-from replayssm_transformers.arguments import check_device, check_plot, check_writable, read_text
+from replayssm.records import check_writable
+from replayssm_transformers.arguments import check_device, check_plot, read_text
 from replayssm_transformers.bundled import heldout_text, model_path
 from replayssm_transformers.evaluate import PREFILL, measuring_config
 from replayssm_transformers.session import disable, enable

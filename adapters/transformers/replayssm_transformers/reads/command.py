@@ -16,8 +16,8 @@ from transformers.utils import logging as transformers_logging
 from replayssm import InputError
 from replayssm.cli.table import aligned
 from replayssm.lists import names, numbers
-from replayssm.records import circumstances, installed, write_json
-from replayssm_transformers.arguments import check_device, check_writable, read_text
+from replayssm.records import check_writable, circumstances, installed, write_json
+from replayssm_transformers.arguments import check_device, read_text
 from replayssm_transformers.bundled import heldout_text, model_path
 from replayssm_transformers.evaluate import PREFILL
 from replayssm_transformers.loading import encode, load_hybrid, load_tokenizer

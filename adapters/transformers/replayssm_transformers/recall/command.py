@@ -17,8 +17,8 @@ from replayssm import PRESETS, InputError
 from replayssm.cli.table import aligned
 from replayssm.config import BACKENDS
 from replayssm.lists import names
-from replayssm.records import circumstances, installed, write_json
-from replayssm_transformers.arguments import check_device, check_writable
+from replayssm.records import check_writable, circumstances, installed, write_json
+from replayssm_transformers.arguments import check_device
 from replayssm_transformers.bundled import RECALL, model_path
 from replayssm_transformers.loading import load_hybrid
 from replayssm_transformers.recall.measure import scores
