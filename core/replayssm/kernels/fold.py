@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.copies import store_state
-from replayssm.kernels.matrix import bounded, load_tile, tile_values
+from replayssm.kernels.matrix import LARGEST, load_tile, saturate, tile_values
 from replayssm.kernels.primitives import dot_exact, dot_stored, exp, exp_exact, solve_unit_lower
 from replayssm.kernels.ring import head_decay, history_rows, load_keys, load_units
 from replayssm.kernels.tile import flat, load_rows, load_stored
@@ -74,7 +74,7 @@ def fold_values(
 @triton.jit
 def fold_columns(b_s, b_values, b_keys, whole, DOT: tl.constexpr):
     """Columns `[BV, C]` of a state at the end of the history. b_values: of `fold_values`; b_keys: as stored."""
-    return bounded(dot_exact(b_values, flat(b_keys.to(tl.float32)), b_s * exp_exact(whole), DOT))
+    return saturate(dot_exact(b_values, flat(b_keys.to(tl.float32)), b_s * exp_exact(whole), DOT), LARGEST)
 
 
 @triton.jit

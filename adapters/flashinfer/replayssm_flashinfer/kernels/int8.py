@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from replayssm.kernels.matrix import bounded, noise_tile, saturate
+from replayssm.kernels.matrix import LARGEST, noise_tile, saturate
 from replayssm.kernels.primitives import dot_exact, exp, exp_exact
 from replayssm.kernels.ring import head_decay, history_rows, load_units, load_values
 from replayssm.kernels.tile import tile_rows
@@ -36,7 +36,7 @@ def fold_rows(
     b_scale = tl.load(p_scale + o_v, mask=o_v < V, other=0.0)
     b_state = tl.load(p_state + o_v[:, None] * K + o_k[None, :], mask=(o_v < V)[:, None], other=0).to(tl.float32)
     b_kept = b_state * (b_scale * exp_exact(whole))[:, None]
-    return bounded(dot_exact(b_value, b_key, b_kept, DOT))
+    return saturate(dot_exact(b_value, b_key, b_kept, DOT), LARGEST)
 
 
 @triton.jit
