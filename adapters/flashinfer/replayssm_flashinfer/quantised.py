@@ -38,7 +38,7 @@ def fold_int8(layer: LayerState, plan: StepPlan) -> None:
             K=r.key_dim,
             BV=ROWS,
             SR=layout.precision.stochastic_rounding,
-            DOT="tf32x3" if layout.activation.itemsize == 4 else "tf32",
+            DOT=layout.dot,
             num_warps=2,
             **OPTIONS,
         )

@@ -69,8 +69,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a fold takes at
     a time: some for GDN, whose tile goes through twice; all where it does once, where a row has one scale or where
     channels decay on their own. E of `kernels.tile`, of the checkpoint; EK, of keys that do not meet the state. ALIGN:
-    bytes at whose multiples slots start. DOT: products of reading round to TF32, which holds 16-bit activations exactly;
-    in three parts for fp32 ones.
+    bytes at whose multiples slots start. DOT: products of reads, as `StateLayout.dot` has them.
     """
     layout = layer.layout
     r = layout.recurrence
@@ -83,7 +82,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
         "EK": vector(layer.buffers["checkpoint" if r.channel_decay else "key_ring"], r.key_dim),
         "EXACT": r.delta_rule and layout.precision.exact_fold,
         "ALIGN": 16 if _aligned(layer) else 1,
-        "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
+        "DOT": layout.dot,
     }
 
 
