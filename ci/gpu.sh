@@ -13,7 +13,7 @@ run() { # name command...
   tail -3 "$out/$name.log"
 }
 pytest=(python3 -m pytest -q -p no:cacheprovider -o addopts=--strict-markers --tb=short)
-run kit "${pytest[@]}" -n 12 tests/conformance/test_backends_gpu.py tests/kernels/test_graphs_gpu.py
+run kit "${pytest[@]}" -n 12 tests/conformance/test_backends_gpu.py tests/kernels/test_graphs_gpu.py tests/kernels/test_many_rows_gpu.py
 run trtllm "${pytest[@]}" -n 4 tests/trtllm/test_trtllm_gpu.py tests/conformance/test_trtllm.py
 run flashinfer "${pytest[@]}" -n 4 tests/flashinfer/test_flashinfer_gpu.py
 run trained-models "${pytest[@]}" -n 4 tests/transformers/test_trained_models_gpu.py

@@ -52,7 +52,8 @@ class StateLayout:
         activation: dtype of the value and key rings (what the model computes in).
 
     Raises:
-        InputError: a value out of range, or K not a multiple of what the precision needs.
+        InputError: a value out of range, K not a multiple of what the precision needs, or products that would round
+            activations.
     """
 
     recurrence: Recurrence
@@ -79,6 +80,13 @@ class StateLayout:
             raise InputError(
                 f"key_dim={self.recurrence.key_dim} must be a multiple of {multiple} for {self.precision.describe()}"
             )
+        if self.precision.dot == "tf32" and self.activation.itemsize > 2:
+            raise InputError(f"dot='tf32' would round activations of {self.activation}; expected 'tf32x3' or None")
+
+    @property
+    def dot(self) -> str:
+        """What products of reads are made of, "tf32" or "tf32x3"."""
+        return self.precision.dot or ("tf32" if self.activation.itemsize <= 2 else "tf32x3")
 
     @property
     def rows(self) -> int:

@@ -105,6 +105,8 @@ def digest(tensors: dict[str, Tensor]) -> str:
 def _facts(layout: StateLayout) -> dict[str, Any]:
     facts = asdict(layout)
     facts.pop("slots")
+    # How a state is read says nothing about what is stored.
+    facts["precision"].pop("dot")
     facts["activation"] = str(layout.activation)
     return facts
 

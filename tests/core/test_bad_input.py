@@ -503,12 +503,18 @@ def test_recurrences(arguments, match):
     [
         ({"checkpoint": "int8"}, "checkpoint='int8' is unknown"),
         ({"read_copy": "fp16"}, "read_copy='fp16' is unknown"),
+        ({"dot": "ieee"}, "dot='ieee' is unknown; expected None, 'tf32' or 'tf32x3'"),
         ({"stochastic_rounding": True}, "stochastic_rounding=True needs a checkpoint of fp16 or fp8, got 'fp32'"),
     ],
 )
 def test_precisions(arguments, match):
     with pytest.raises(InputError, match=match):
         PrecisionPolicy(**arguments)
+
+
+def test_products_that_would_round_activations():
+    with pytest.raises(InputError, match=r"dot='tf32' would round activations of torch.float32"):
+        StateLayout(recurrence_of(), 3, precision=PrecisionPolicy(dot="tf32"), activation=torch.float32)
 
 
 def test_preset():

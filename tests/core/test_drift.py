@@ -11,7 +11,7 @@ import pytest
 from replayssm import PRESETS, InputError, LayerKind, Recurrence
 from replayssm.cli import eval_state
 from replayssm.cli.eval_state import configure
-from replayssm.drift.measure import Setup, drift, variants
+from replayssm.drift.measure import Setup, drift, variants, with_products
 
 WINDOW, STEPS = 8, 256
 
@@ -60,6 +60,13 @@ def test_the_command_writes_a_table_and_json(tmp_path, capsys):
     assert {"device", "versions", "git", "command", "geometry"} <= facts["meta"].keys()
 
 
+def test_products_by_name():
+    one = {"exact": PRESETS["exact"]}
+    assert with_products(one, []) == one
+    found = with_products(one, ["tf32", "tf32x3"])
+    assert {name: policy.dot for name, policy in found.items()} == {"exact, tf32": "tf32", "exact, tf32x3": "tf32x3"}
+
+
 @pytest.mark.parametrize(
     ("argv", "match"),
     [
@@ -67,6 +74,10 @@ def test_the_command_writes_a_table_and_json(tmp_path, capsys):
         (["--presets", "nvfp4"], "--presets='nvfp4' is unknown"),
         (["--steps", "0"], "--steps='0' must be a whole number"),
         (["--heads", "0"], "--heads=0 must be at least 1"),
+        (["--draft", "-1"], "--draft=-1 must be at least 0"),
+        (["--dot", "tf32"], "--dot and --fp32-outputs need --backend=triton; 'torch' has neither"),
+        (["--fp32-outputs"], "--dot and --fp32-outputs need --backend=triton"),
+        (["--dot", "ieee", "--backend", "triton"], "--dot='ieee' is unknown"),
         (["--device", "tpu9"], "--device='tpu9' cannot be used here"),
         (["--json", "nodir/x.json"], "--json='nodir/x.json' cannot be written: No such file or directory"),
         (["--json", "."], "--json='.' cannot be written: Is a directory"),

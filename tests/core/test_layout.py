@@ -83,6 +83,19 @@ def test_allocation_is_what_the_layout_says(recurrence, preset):
     assert list(buffers) == [spec.name for spec in layout.buffers]
 
 
+def test_products_are_the_policys_or_what_activations_need():
+    for dot, activation, found in (
+        (None, torch.bfloat16, "tf32"),
+        (None, torch.float16, "tf32"),
+        (None, torch.float32, "tf32x3"),
+        ("tf32", torch.float16, "tf32"),
+        ("tf32x3", torch.bfloat16, "tf32x3"),
+        ("tf32x3", torch.float32, "tf32x3"),
+    ):
+        assert StateLayout(NANO, 1, precision=PrecisionPolicy(dot=dot), activation=activation).dot == found
+    assert PrecisionPolicy(dot="tf32x3").describe() == "fp32 checkpoint, no read copy, tf32x3 products"
+
+
 def test_fp64_activations_have_fp64_gates():
     layout = StateLayout(QWEN_4B, 1, precision=PrecisionPolicy("fp64"), activation=torch.float64)
     assert {spec.dtype for spec in layout.buffers} == {torch.float64}

@@ -54,6 +54,16 @@ def test_restored_slots_continue_bit_for_bit(kind, tmp_path):
     assert not (tmp_path / "slots.safetensors.partial").exists()
 
 
+def test_products_are_not_part_of_a_file(tmp_path):
+    path = tmp_path / "slots.safetensors"
+    layout = layout_of()
+    state, _ = mid_window(layout)
+    save_slots(state, [3], path)
+    other, _ = mid_window(dataclasses.replace(layout, precision=dataclasses.replace(layout.precision, dot="tf32x3")), 1)
+    load_slots(other, [2], path)
+    assert torch.equal(other.state([2]), state.state([3]))
+
+
 def test_a_plan_made_before_a_restore_is_stale(tmp_path):
     state, source = mid_window(layout_of())
     save_slots(state, [3, 0], tmp_path / "slots.safetensors")

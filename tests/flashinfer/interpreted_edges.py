@@ -12,12 +12,8 @@ from interpreted_mamba import EXACT, call_materialise
 from oracle import MambaCall, bits, decoded, relative
 
 from replayssm.formats import LARGEST
-from replayssm_flashinfer import (
-    allocate_delta_rings,
-    checkpointing_ssu,
-    gated_delta_rule_replay,
-    materialize_launch,
-)
+from replayssm.kernels import arguments as kernel_arguments
+from replayssm_flashinfer import allocate_delta_rings, checkpointing_ssu, gated_delta_rule_replay
 from replayssm_flashinfer.gdn import gated_delta_rule_mtp_ucache_flush, gdn_prefix_materialize
 
 
@@ -88,11 +84,19 @@ def tables():
     target, start = torch.tensor([[4, 5], [5, 4], [3, 6]], dtype=torch.int32), torch.tensor([7, 2], dtype=torch.int32)
     count = torch.tensor([5, 2], dtype=torch.int32)
     before = [layer.snapshot() for layer in layers]
-    rows, materialize_launch.ROWS = materialize_launch.ROWS, 5
+    usual = kernel_arguments.GRID_ROWS
     try:
-        call_materialise(layers, source, target, start, count, active=(1, 0), strided=True)
+        # Two layers a launch, then one request.
+        for kernel_arguments.GRID_ROWS in (5, 1):
+            for layer in layers:
+                layer.state[3:] = 7.0
+            call_materialise(layers, source, target, start, count, active=(1, 0), strided=True)
+            _check_tables(layers, before, target, start, count)
     finally:
-        materialize_launch.ROWS = rows
+        kernel_arguments.GRID_ROWS = usual
+
+
+def _check_tables(layers, before, target, start, count):
     for layer, old, into in zip(layers, before, target.tolist(), strict=True):
         for request in range(2):
             state = decoded(old["state"], None)[0]

@@ -12,6 +12,7 @@ import torch
 from oracle import QUANTISED, STORED, MambaCall, bits, decoded, relative
 
 from replayssm.formats import FORMATS
+from replayssm.kernels import arguments as kernel_arguments
 from replayssm_flashinfer import checkpointing_ssu, replayssm_materialize
 
 EXACT = 2e-6
@@ -73,6 +74,16 @@ def packed():
     """Rows of different lengths, an empty one among them; activations of 16 bits would round in the interpreter only."""
     for dtype in (torch.float32, torch.int8):
         check(MambaCall(dtype, 3, 6, [3, 0, 1, 2], groups=2), torch.tensor([0, 1, 4, -1]), packed=True)
+
+
+def launches():
+    """More rows than a launch may have, here two, in several: the step, and the fold of an int8 state."""
+    usual, kernel_arguments.GRID_ROWS = kernel_arguments.GRID_ROWS, 2
+    try:
+        for dtype in (torch.float32, torch.int8):
+            assert check(MambaCall(dtype, 2, 5, [2] * 5), torch.tensor([3, -1, 0, 5, 6])) >= 1
+    finally:
+        kernel_arguments.GRID_ROWS = usual
 
 
 def gaps():
@@ -229,6 +240,7 @@ if __name__ == "__main__":
     cases = {
         "formats": formats,
         "packed": packed,
+        "launches": launches,
         "gaps": gaps,
         "lives": lives,
         "materialise": materialise,

@@ -23,9 +23,9 @@ from replayssm_flashinfer import backend
 CUDA = torch.device("cuda")
 
 
-def layout(dim=64, state=128, window=16, draft=4, checkpoint="fp32", **options):
+def layout(dim=64, state=128, window=16, draft=4, checkpoint="fp32", dot=None, **options):
     recurrence = Recurrence.mamba2(heads=2, head_dim=dim, state_size=state, groups=1)
-    return StateLayout(recurrence, 2, window, draft, PrecisionPolicy(checkpoint), **options)
+    return StateLayout(recurrence, 2, window, draft, PrecisionPolicy(checkpoint, dot=dot), **options)
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def test_what_its_kernel_serves(machine):
         ({"window": 17}, "window 17"),
         ({"window": 4, "draft": 5}, "max_draft 5"),
         ({"dim": 32, "checkpoint": "fp8"}, "8-bit kernel"),
+        ({"dot": "tf32"}, "dot='tf32'"),
         ({"state": 256}, "K = 256"),
         ({"activation": torch.float16}, "activation dtype"),
     ],

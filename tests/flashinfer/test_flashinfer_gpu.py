@@ -34,7 +34,7 @@ def on_cuda(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("case", ["formats", "packed", "gaps", "lives", "materialise", "many", "copies"])
+@pytest.mark.parametrize("case", ["formats", "launches", "packed", "gaps", "lives", "materialise", "many", "copies"])
 def test_mamba2(case):
     getattr(interpreted_mamba, case)()
 

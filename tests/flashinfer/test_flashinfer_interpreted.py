@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("cases", ["formats,gaps,copies", "packed,lives,materialise,many"])
+@pytest.mark.parametrize("cases", ["formats,launches,gaps,copies", "packed,lives,materialise,many"])
 def test_mamba2_functions_agree_with_the_recurrence(cases, seed):
     interpret(HERE / "interpreted_mamba.py", cases, str(seed))
 

@@ -21,6 +21,11 @@ def test_slot_kernels_agree_with_the_torch_backend(kind):
     interpret(HERE / "interpreted_slots.py", kind)
 
 
+@pytest.mark.parametrize("kind", ["mamba2", "gdn", "kda"])
+def test_rows_of_several_launches(kind):
+    interpret(HERE / "interpreted_many.py", kind)
+
+
 @pytest.mark.parametrize(
     ("kind", "case"),
     [

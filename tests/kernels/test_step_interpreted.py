@@ -15,9 +15,15 @@ from interpreting import interpret
 pytest.importorskip("triton")
 
 SCRIPT = Path(__file__).with_name("interpreted_step.py")
+PRODUCTS = SCRIPT.with_name("interpreted_products.py")
 
 
 @pytest.mark.parametrize("mode", ["standard", "draft", "tree"])
 @pytest.mark.parametrize("kind", ["mamba2", "gdn", "kda"])
 def test_step_agrees_with_the_torch_backend(kind, mode):
     interpret(SCRIPT, kind, mode)
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "gdn", "kda"])
+def test_products_reach_outputs_alone(kind):
+    interpret(PRODUCTS, kind)

@@ -44,6 +44,7 @@ def supports(layout: StateLayout, device: torch.device) -> Verdict:
             layout.precision.checkpoint != "fp8" or (dim, dstate) == (64, 128),
             f"fp8 with (V, K) = {(dim, dstate)}: its 8-bit kernel takes (64, 128)",
         ),
+        (layout.precision.dot is None, f"dot={layout.precision.dot!r}: its kernel has products of its own"),
     ):
         if not ok:
             return False, f"backend 'flashinfer' refuses {reason}"

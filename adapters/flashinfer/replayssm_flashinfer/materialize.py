@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from replayssm_flashinfer.mamba_checks import LONGEST, STATES, check_seed, check_state_size
-from replayssm_flashinfer.materialize_launch import ROWS
 from replayssm_flashinfer.number_checks import check_whole
 from replayssm_flashinfer.ops import materialize_op
 from replayssm_flashinfer.refusals import refuse
@@ -108,8 +107,6 @@ def _check_tables(
     if not (src_slots.dim() == 2 and len(src_slots) > 0):
         refuse(f"src_slots is {tuple(src_slots.shape)}; expected [L, B], L > 0")
     layers, batch = src_slots.shape
-    if batch > ROWS:
-        refuse(f"{batch} requests in one call; expected at most {ROWS}: make several calls")
     if not all(x.dtype == torch.int64 and tuple(x.shape) == (layers,) and x.device == src_slots.device for x in tables):
         refuse(f"all pointer and stride tables must be 1D int64 tensors of {layers} layers on {src_slots.device}")
     if not (tuple(dst_slots.shape) == (layers, batch) and all(tuple(x.shape) == (batch,) for x in metadata)):

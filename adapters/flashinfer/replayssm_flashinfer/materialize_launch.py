@@ -8,7 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from replayssm.kernels.arguments import OPTIONS
+from replayssm.kernels import arguments
+from replayssm.kernels.arguments import OPTIONS, row_slices
 from replayssm_flashinfer import quantised
 from replayssm_flashinfer.kernels.materialize import choose_kernel, materialize_kernel
 from replayssm_flashinfer.mamba_checks import STATES
@@ -16,8 +17,6 @@ from replayssm_flashinfer.mamba_step import STOCHASTIC
 
 REQUESTS = 256
 """Entries of the active requests that a program of `choose_kernel` looks at."""
-ROWS = 65535
-"""Folds of a launch: what CUDA allows in a grid's third dimension."""
 
 
 def launch_materialize(
@@ -42,10 +41,11 @@ def launch_materialize(
     rows = _choose(src_slots, dst_slots, metadata, numbers)
     dense = [table.contiguous() for table in tables]
     # All layers in one launch, but for a grid that would be too large.
-    some = max(1, ROWS // batch)
+    some = max(1, arguments.GRID_ROWS // batch)
     for first in range(0, layers, some):
         of = slice(first, first + some)
-        _fold([table[of] for table in dense], rows[:, of], metadata[0], rand_seed, dtypes, numbers)
+        for requests in row_slices(batch):
+            _fold([table[of] for table in dense], rows[:, of, requests], metadata[0], rand_seed, dtypes, numbers)
 
 
 def _choose(src_slots: Tensor, dst_slots: Tensor, metadata: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 
 from replayssm.cursors import StepPlan
-from replayssm.kernels.arguments import OPTIONS, plan_rows
+from replayssm.kernels.arguments import OPTIONS, plan_rows, row_slices
 from replayssm.layer import LayerState
 from replayssm_flashinfer.kernels.int8 import fold_int8_kernel
 
@@ -18,28 +18,30 @@ ROWS = 16
 
 def fold_int8(layer: LayerState, plan: StepPlan) -> None:
     """Fold what a plan flushes into int8 checkpoints; records that the step appended are not among them."""
-    if not plan.batch or layer.A is None:
+    if layer.A is None:
         return
     r, layout = layer.layout.recurrence, layer.layout
     names = ("checkpoint", "checkpoint_scale", "value_ring", "key_ring", "gate_ring")
     memory = [layer.buffers[name] for name in names]
-    fold_int8_kernel[(triton.cdiv(r.value_dim, ROWS), r.heads, plan.batch)](
-        *plan_rows(plan),
-        layer.seed,
-        layer.A.contiguous(),
-        *memory,
-        *(buffer.stride(0) for buffer in memory),
-        **window_of(layout.window, layout.rows),
-        H=r.heads,
-        G=r.groups,
-        V=r.value_dim,
-        K=r.key_dim,
-        BV=ROWS,
-        SR=layout.precision.stochastic_rounding,
-        DOT="tf32x3" if layout.activation.itemsize == 4 else "tf32",
-        num_warps=2,
-        **OPTIONS,
-    )
+    for some in row_slices(plan.batch):
+        rows = [x[some] for x in plan_rows(plan)]
+        fold_int8_kernel[(triton.cdiv(r.value_dim, ROWS), r.heads, len(rows[0]))](
+            *rows,
+            layer.seed,
+            layer.A.contiguous(),
+            *memory,
+            *(buffer.stride(0) for buffer in memory),
+            **window_of(layout.window, layout.rows),
+            H=r.heads,
+            G=r.groups,
+            V=r.value_dim,
+            K=r.key_dim,
+            BV=ROWS,
+            SR=layout.precision.stochastic_rounding,
+            DOT=layout.dot,
+            num_warps=2,
+            **OPTIONS,
+        )
 
 
 def window_of(window: int, rows: int) -> dict[str, int]:

@@ -10,15 +10,16 @@ from pathlib import Path
 import torch
 
 from replayssm.cli.table import aligned
-from replayssm.drift.measure import Error, Setup, drift, variants
+from replayssm.drift.measure import Error, Setup, drift, variants, with_products
 from replayssm.errors import InputError
 from replayssm.lists import names, numbers
-from replayssm.precision import PRESETS
+from replayssm.precision import DOTS, PRESETS
 from replayssm.records import check_writable, circumstances, write_json
 from replayssm.recurrence import LayerKind, Recurrence
 
 HELP = "Error of the state against float64 over thousands of steps, for each precision policy."
 MOST_STEPS = 2**20
+_PRODUCTS = [dot for dot in DOTS if dot is not None]
 
 _SIZES = (
     ("heads", 8, "value heads; keys are shared by two, in KDA by none"),
@@ -34,6 +35,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", nargs="+", default=list(LayerKind), metavar="NAME", help="mamba2, gdn, kda")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), metavar="NAME", help=", ".join(PRESETS))
     parser.add_argument(
+        "--dot", nargs="+", metavar="NAME", help="every preset with each of these products (triton): tf32, tf32x3"
+    )
+    parser.add_argument(
+        "--draft", type=int, default=0, metavar="N", help="tokens of a step (default: two steps a window)"
+    )
+    parser.add_argument("--fp32-outputs", action="store_true", help="outputs without bf16's rounding (triton)")
+    parser.add_argument(
         "--steps", nargs="+", default=["4096", "65536"], metavar="N", help="tokens to look after (default: 4096 65536)"
     )
     for name, default, text in _SIZES:
@@ -48,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure layer by layer; a table for each."""
     layers = names("--layer", args.layer, list(LayerKind))
-    presets = {name: PRESETS[name] for name in names("--presets", args.presets, PRESETS)}
+    presets = with_products({name: PRESETS[name] for name in names("--presets", args.presets, PRESETS)}, _dots(args))
     marks = numbers("--steps", args.steps, MOST_STEPS)
     device = _device(args.device)
     setups = [_setup(args, layer, device) for layer in layers]
@@ -70,6 +78,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _dots(args: argparse.Namespace) -> list[str]:
+    if args.backend != "triton" and (args.dot or args.fp32_outputs):
+        raise InputError(f"--dot and --fp32-outputs need --backend=triton; {args.backend!r} has neither")
+    return names("--dot", args.dot, _PRODUCTS) if args.dot else []
+
+
 def _device(name: str) -> torch.device:
     try:
         torch.zeros(1, device=name).item()
@@ -82,9 +96,20 @@ def _setup(args: argparse.Namespace, layer: str, device: torch.device) -> Setup:
     for name, _, _ in _SIZES:
         if getattr(args, name.replace("-", "_")) < 1:
             raise InputError(f"--{name}={getattr(args, name.replace('-', '_'))} must be at least 1")
+    if args.draft < 0:
+        raise InputError(f"--draft={args.draft} must be at least 0")
     groups = args.heads if layer == LayerKind.KDA else max(1, args.heads // 2)
     recurrence = Recurrence(LayerKind(layer), args.heads, groups, args.value_dim, args.key_dim)
-    return Setup(recurrence, args.rows, args.window, backend=args.backend, device=device, seed=args.seed)
+    return Setup(
+        recurrence,
+        args.rows,
+        args.window,
+        backend=args.backend,
+        device=device,
+        seed=args.seed,
+        draft=args.draft,
+        fp32_outputs=args.fp32_outputs,
+    )
 
 
 def _geometry(setup: Setup) -> str:

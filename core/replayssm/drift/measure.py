@@ -42,6 +42,8 @@ class Setup:
 
     Attributes:
         draft: tokens of a step; 0 for the two steps that do what W steps of one token do (see `drift`).
+        fp32_outputs: outputs in fp32 whatever activations are, without the rounding that hides other errors; of a backend
+            that writes where it is told to.
     """
 
     recurrence: Recurrence
@@ -52,6 +54,7 @@ class Setup:
     device: torch.device = torch.device("cpu")
     seed: int = 0
     draft: int = 0
+    fp32_outputs: bool = False
 
     @property
     def parts(self) -> list[tuple[int, int]]:
@@ -69,6 +72,13 @@ def variants(presets: Mapping[str, PrecisionPolicy], recurrence: Recurrence) -> 
         plain = {name: policy for name, policy in presets.items() if policy.checkpoint != "nvfp4"}
         found |= {f"{name}, plain fold": replace(policy, exact_fold=False) for name, policy in plain.items()}
     return found
+
+
+def with_products(presets: Mapping[str, PrecisionPolicy], dots: Sequence[str]) -> dict[str, PrecisionPolicy]:
+    """Each policy with each kind of products, by name; the policies as they are where no kind is given."""
+    if not dots:
+        return dict(presets)
+    return {f"{name}, {dot}": replace(policy, dot=dot) for name, policy in presets.items() for dot in dots}
 
 
 def drift(setup: Setup, policies: Mapping[str, PrecisionPolicy], marks: Sequence[int]) -> Iterator[Error]:
@@ -120,7 +130,11 @@ def _window(setup: Setup, state: ReplayState, new: TokenInputs) -> Tensor:
     slots = torch.arange(new.batch, device=new.v.device)
     outputs = []
     for start, stop in setup.parts:
-        outputs.append(state.verify(select(new, slice(None), slice(start, stop)), slots))
+        tokens = select(new, slice(None), slice(start, stop))
+        out = torch.empty(tokens.v.shape, device=setup.device) if setup.fp32_outputs else None
+        plan = state.plan(tokens, slots)
+        outputs.append(state.run(plan, tokens, out))
+        state.settle(plan)
         state.commit(stop - start)
     return torch.cat(outputs, dim=1)
 

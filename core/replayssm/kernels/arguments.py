@@ -13,6 +13,9 @@ from replayssm.layout import StateLayout
 OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
 """How kernels with arithmetic are compiled. Pipelined, tiles would pass through shared memory, and take the L1 cache from
 all the rest. And which products a compiler fuses with a sum depends on what it knows of strides: bits must not."""
+GRID_ROWS = 65520
+"""Most rows of a launch: a grid's third dimension has at most 65,535, and kernels are compiled for rows that start at
+multiples of 16 bytes."""
 COPY = ("read_copy", "read_copy_block_scale", "read_copy_scale")
 RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_ring", "gate_ring")
 
@@ -20,6 +23,11 @@ RINGS = ("key_ring", "key_scale_ring", "value_ring", "raw_value_ring", "beta_rin
 def plan_rows(plan: StepPlan) -> list[Tensor]:
     """What a plan says of each row, in the order in which kernels take it."""
     return [plan.slots, plan.lengths, plan.origin, plan.committed, plan.flush.view(torch.int8), plan.flushes]
+
+
+def row_slices(rows: int) -> list[slice]:
+    """Rows of each launch of a call, in order: all of them in one, as long as a grid has room for them."""
+    return [slice(first, first + GRID_ROWS) for first in range(0, rows, GRID_ROWS)]
 
 
 def rings(layer: LayerState) -> list[Tensor]:
@@ -61,8 +69,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
     J, rows of the history's tile: the longest history, as a power of two of at least 16. C: columns that a fold takes at
     a time: some for GDN, whose tile goes through twice; all where it does once, where a row has one scale or where
     channels decay on their own. E of `kernels.tile`, of the checkpoint; EK, of keys that do not meet the state. ALIGN:
-    bytes at whose multiples slots start. DOT: products of reading round to TF32, which holds 16-bit activations exactly;
-    in three parts for fp32 ones.
+    bytes at whose multiples slots start. DOT: products of reads, as `StateLayout.dot` has them.
     """
     layout = layer.layout
     r = layout.recurrence
@@ -75,7 +82,7 @@ def window_sizes(layer: LayerState) -> dict[str, int | str | bool]:
         "EK": vector(layer.buffers["checkpoint" if r.channel_decay else "key_ring"], r.key_dim),
         "EXACT": r.delta_rule and layout.precision.exact_fold,
         "ALIGN": 16 if _aligned(layer) else 1,
-        "DOT": "tf32x3" if layout.activation == torch.float32 else "tf32",
+        "DOT": layout.dot,
     }
 
 

@@ -169,7 +169,7 @@ def copy_kernel(
 @triton.jit
 def ancestors_kernel(p_parent, p_mask, T: tl.constexpr, BT: tl.constexpr):
     """See `tree.ancestor_mask`. Grid: rows. A parent that does not come before its child counts as the history."""
-    i_row = tl.program_id(0)
+    i_row = tl.program_id(0).to(tl.int64)
     o_t = tl.arange(0, BT)
     b_parent = tl.load(p_parent + i_row * T + o_t, mask=o_t < T, other=-1).to(tl.int32)
     b_above = tl.zeros([BT, BT], dtype=tl.int32)

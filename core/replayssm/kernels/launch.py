@@ -19,6 +19,7 @@ from replayssm.kernels.arguments import (
     read_copy,
     read_sizes,
     rings,
+    row_slices,
     sizes,
     slot_strides,
     window_sizes,
@@ -44,36 +45,45 @@ def launch_step(layer: LayerState, plan: StepPlan, inputs: TokenInputs, out: Ten
         wider = torch.promote_types(inputs.q.dtype, inputs.k.dtype)
         inputs = replace(inputs, q=inputs.q.to(wider), k=inputs.k.to(wider))
     tokens = {name: _inner_contiguous(getattr(inputs, name)) for name in FIELDS}
-    step_kernel[(parts, recurrence.heads, len(plan.rows) + shared * (shares - 1))](
-        *_plan_tensors(layer, plan),
-        *_present(plan, tokens.values()),
-        *_present(plan, _weights(layer, inputs)),
-        out,
-        *memory,
-        *_batch_strides(tokens),
-        *slot_strides(memory),
-        *_skip_strides(inputs),
-        *_scalars(inputs),
-        shared,
-        **sizes(layer.layout),
-        **window_sizes(layer),
-        **_switches(layer, plan, inputs),
-        BV=tiles.value,
-        TILES=count,
-        SHARES=shares,
-        **read_sizes(layer, plan.draft),
-        num_warps=tiles.warps,
-        maxnreg=tiles.registers or None,
-        **OPTIONS,
-    )
+    # Without an order of their own, rows start as they stand in the batch.
+    order = plan.rows if plan.order is None else plan.order
+    for places, sharing in _launches(order, shares, shared):
+        step_kernel[(parts, recurrence.heads, len(places) + sharing * (shares - 1))](
+            places,
+            *_plan_tensors(layer, plan),
+            *_present(plan, tokens.values()),
+            *_present(plan, _weights(layer, inputs)),
+            out,
+            *memory,
+            *_batch_strides(tokens),
+            *slot_strides(memory),
+            *_skip_strides(inputs),
+            *_scalars(inputs),
+            sharing,
+            **sizes(layer.layout),
+            **window_sizes(layer),
+            **_switches(layer, plan, inputs),
+            BV=tiles.value,
+            TILES=count,
+            SHARES=shares,
+            **read_sizes(layer, plan.draft),
+            num_warps=tiles.warps,
+            maxnreg=tiles.registers or None,
+            **OPTIONS,
+        )
     return out
+
+
+def _launches(order: Tensor, shares: int, shared: int) -> list[tuple[Tensor, int]]:
+    """Rows of each launch, and how many of them share folds: none where the programs are too many for one launch."""
+    if len(row_slices(len(order) + shared * (shares - 1))) == 1:
+        return [(order, shared)]
+    return [(order[some], 0) for some in row_slices(len(order))]
 
 
 def _plan_tensors(layer: LayerState, plan: StepPlan) -> list[Tensor]:
     ancestors = plan.slots if plan.ancestors is None else plan.ancestors.contiguous().view(torch.int8)
-    # Without an order of their own, rows start as they stand in the batch.
-    order = plan.rows if plan.order is None else plan.order
-    return [order, *plan_rows(plan), layer.seed, ancestors]
+    return [*plan_rows(plan), layer.seed, ancestors]
 
 
 def _weights(layer: LayerState, inputs: TokenInputs) -> tuple[Tensor | None, ...]:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
-from replayssm.kernels.arguments import OPTIONS, copy_format, read_copy, rings, sizes, slot_strides, window_sizes
+from replayssm.errors import InputError
+from replayssm.kernels.arguments import (
+    OPTIONS,
+    copy_format,
+    read_copy,
+    rings,
+    row_slices,
+    sizes,
+    slot_strides,
+    window_sizes,
+)
 from replayssm.kernels.flush import fold_kernel
 from replayssm.kernels.slots import compact_kernel, copy_slots_kernel
 from replayssm.layer import LayerState
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Numbers of a program in copy; rows of V of a program in fold.
+# Numbers of a program in copy, and most slots, of which it holds 16 numbers each: a tile has at most 2^20. Rows of V of a
+# program in fold.
 _TILE = 2048
+_COPIED = 65536
 _VALUES = 16
 
 
@@ -40,11 +52,15 @@ class Matrix:
         """A tensor, inner dimensions contiguous."""
         return cls(state, state, "fp32", by_row=True)
 
+    def of(self, rows: slice) -> Matrix:
+        """Where those of some rows of the call stand."""
+        return replace(self, state=self.state[rows], scale=self.scale[rows]) if self.by_row else self
+
 
 def launch_fold(layer: LayerState, slots: Tensor, origin: Tensor, count: Tensor) -> Tensor:
     """States of `slots [n]` after their first `count [n]` records: `[n, H, V, K]` fp32, zeros for padding."""
     out = torch.zeros(len(slots), *layer.layout.recurrence.state_shape, device=slots.device)
-    _launch_fold(layer, Matrix.checkpoint(layer), Matrix.rows(out), slots, slots, origin, count, count)
+    _launch_folds(layer, Matrix.checkpoint(layer), Matrix.rows(out), (slots, slots, origin, count, count))
     return out
 
 
@@ -53,32 +69,29 @@ def launch_fold_into(
 ) -> None:
     """The same, into the checkpoints of `target [n]`, none of them another row's source."""
     checkpoint = Matrix.checkpoint(layer)
-    _launch_fold(layer, checkpoint, checkpoint, source, target, origin, count, flushes)
+    _launch_folds(layer, checkpoint, checkpoint, (source, target, origin, count, flushes))
 
 
 def launch_store(layer: LayerState, slots: Tensor, state: Tensor, flushes: Tensor) -> None:
     """`state [n, H, V, K]` into the checkpoints of `slots [n]`."""
     state = state.float()
     state = state if not len(state) or state[0].is_contiguous() else state.contiguous()
-    _launch_fold(layer, Matrix.rows(state), Matrix.checkpoint(layer), slots, slots, flushes, flushes, flushes)
+    _launch_folds(layer, Matrix.rows(state), Matrix.checkpoint(layer), (slots, slots, flushes, flushes, flushes))
 
 
-def _launch_fold(
-    layer: LayerState,
-    source: Matrix,
-    target: Matrix,
-    source_slots: Tensor,
-    target_slots: Tensor,
-    origin: Tensor,
-    count: Tensor,
-    flushes: Tensor,
-) -> None:
-    if not len(source_slots):
-        return
+def _launch_folds(layer: LayerState, source: Matrix, target: Matrix, rows: tuple[Tensor, ...]) -> None:
+    """Rows: slots of sources and of targets, origins, counts and flushes, `[n]` each."""
+    for some in row_slices(len(rows[0])):
+        _launch_fold(layer, source.of(some), target.of(some), [x[some] for x in rows])
+
+
+def _launch_fold(layer: LayerState, source: Matrix, target: Matrix, rows: list[Tensor]) -> None:
+    """One launch; `rows` as of `_launch_folds`."""
     r = layer.layout.recurrence
     memory = [source.state, source.scale, target.state, target.scale, *read_copy(layer), *rings(layer)]
-    fold_kernel[(triton.cdiv(r.value_dim, _VALUES), r.heads, len(source_slots))](
-        *(source_slots, target_slots, origin, count, flushes, layer.seed),
+    fold_kernel[(triton.cdiv(r.value_dim, _VALUES), r.heads, len(rows[0]))](
+        *rows,
+        layer.seed,
         layer.seed if layer.A is None else layer.A,
         *memory,
         *slot_strides(memory),
@@ -98,9 +111,15 @@ def _launch_fold(
 
 
 def launch_copy(layer: LayerState, source: Tensor, target: Tensor) -> None:
-    """All buffers of `source [n]` to `target [n]`; one launch a buffer."""
+    """All buffers of `source [n]` to `target [n]`; one launch a buffer.
+
+    Raises:
+        InputError: more slots than one launch reads before it writes.
+    """
     if not len(source):
         return
+    if len(source) > _COPIED:
+        raise InputError(f"{len(source)} slots to copy in one call; expected at most {_COPIED}: make several calls")
     rows = triton.next_power_of_2(len(source))
     piece = max(16, _TILE // rows)
     for buffer in layer.buffers.values():

@@ -133,7 +133,7 @@ def step_kernel(
     b_is_k = b_live & (o_x < BT)
     new = wrap(origin + committed, R)
     o_new = wrap(new + o_t, R)
-    b_above = above_mask(p_ancestors + i_row * T * T, o_x, T, BT, TREE)
+    b_above = above_mask(p_ancestors + row * T * T, o_x, T, BT, TREE)
     b_x = flat(b_new_x)
     if CHANNEL:
         b_x = tl.where(b_live[:, None], b_x.to(tl.float32), 0.0)
@@ -159,7 +159,7 @@ def step_kernel(
     if not DELTA:
         b_step = tl.where(b_is_k, b_gate, 0.0)
     b_scores, b_path, b_x_end, b_decay = see_tokens(
-        b_x, b_dots, b_scale, b_gate, b_above, b_is_q, p_q, p_k, sq_t, sk_t, p_ancestors + i_row * T * T, length, o_x, rate,
+        b_x, b_dots, b_scale, b_gate, b_above, b_is_q, p_q, p_k, sq_t, sk_t, p_ancestors + row * T * T, length, o_x, rate,
         K, T, BX, BT, E, CHANNEL, TREE,
     )  # fmt: skip
     b_column = b_scale * b_decay
