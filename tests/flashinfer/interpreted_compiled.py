@@ -36,10 +36,10 @@ def same_bits(function, arguments, memory, backend):
 
 
 def mamba2():
-    """`checkpointing_ssu`, one row of which folds, with a read copy, too."""
+    """`checkpointing_ssu`, one row of which folds, with a read copy and with an fp8 state, too."""
     for backend in BACKENDS:
-        for copied in (False, True):
-            call = MambaCall(torch.float32, 2, 4, [2, 2])
+        for dtype, copied in ((torch.float32, False), (torch.float32, True), (torch.float8_e4m3fn, False)):
+            call = MambaCall(dtype, 2, 4, [2, 2])
             parts = FORMATS["fp8"].encode(call.state) if copied else ()
             copy = dict(zip(("read_copy", "read_copy_scale"), parts, strict=False))
             memory = ("state", "x_cache", "B_cache", "dt_cache", "out", *copy)
@@ -96,6 +96,9 @@ def replay():
             memory["prev_num_accepted_tokens"][2] = 4
             written = [name for name in memory if name.endswith("_cache")]
             same_bits(replayssm_flashinfer.gated_delta_rule_replay, arguments, ("state", "out", *written), backend)
+    compiled = torch.compile(replayssm_flashinfer.gated_delta_rule_replay, backend="eager", fullgraph=True)
+    for scale in (0.1, 0.2, 0.3):  # a number that changes stays in the graph
+        compiled(**arguments, scale=scale)
 
 
 def many_batches():

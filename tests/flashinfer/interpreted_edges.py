@@ -149,9 +149,30 @@ def beyond():
     assert torch.equal(*folded)
 
 
+def counted():
+    """`num_active` without a list counts requests with a count of 0 and more, as they stand."""
+    state, none = torch.randn(5, 2, 8, 16), torch.zeros(3, dtype=torch.int32)
+    pools = (torch.rand(5, 1, 32, 16), torch.rand(5, 2, 32, 8), -torch.rand(5, 2, 32))
+    source, target = torch.tensor([0, 0, 1], dtype=torch.int32), torch.tensor([2, 3, 4], dtype=torch.int32)
+    for number, written in ((0, []), (1, [3]), (2, [3, 4])):
+        pool = state.clone()
+        count = torch.tensor([-1, 2, 1], dtype=torch.int32)
+        active = torch.tensor([number], dtype=torch.int32)
+        gdn_prefix_materialize(pool, source, target, *pools, none, count, num_active=active)
+        assert [slot for slot in range(5) if not torch.equal(pool[slot], state[slot])] == written
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else torch.seed() % 2**31)
-    cases = {"empty": empty, "packed": packed, "tables": tables, "large": large, "strong": strong, "beyond": beyond}
+    cases = {
+        "empty": empty,
+        "packed": packed,
+        "tables": tables,
+        "large": large,
+        "strong": strong,
+        "beyond": beyond,
+        "counted": counted,
+    }
     for name in sys.argv[1].split(","):
         cases[name]()

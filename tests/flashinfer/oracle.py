@@ -27,7 +27,7 @@ def decoded(state, scale):
 
 def bits(x):
     """What is stored, comparable whatever the dtype."""
-    return x.contiguous().view(torch.uint8)
+    return torch.atleast_1d(x.contiguous()).view(torch.uint8)
 
 
 def relative(found, truth):

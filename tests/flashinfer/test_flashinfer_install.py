@@ -133,6 +133,26 @@ def test_a_module_that_cannot_be_changed_leaves_all_as_it_was(flashinfer, monkey
     assert not replayssm_flashinfer.installed().bound
 
 
+def test_a_module_that_takes_nothing_back_is_named(flashinfer, monkeypatch):
+    class Once(ModuleType):
+        def __setattr__(self, name, value):
+            if vars(self).get("changed"):
+                raise AttributeError(f"{name} is read-only now")
+            vars(self).update({"changed": True, name: value})
+
+    theirs = flashinfer[SYMBOLS[0].module].checkpointing_ssu
+    once = Once("engine_once")
+    vars(once)["kept"] = theirs
+    monkeypatch.setitem(sys.modules, "engine_once", once)
+    replayssm_flashinfer.install()
+    with pytest.raises(UnsupportedError, match=r"still ours, .*: engine_once\.kept$"):
+        replayssm_flashinfer.uninstall()
+    assert flashinfer[SYMBOLS[0].module].checkpointing_ssu is theirs
+    assert replayssm_flashinfer.installed().bound == ("engine_once.kept",)
+    vars(once)["kept"] = theirs
+    replayssm_flashinfer.uninstall()
+
+
 def test_an_optional_function_that_shows_no_parameters_is_left(flashinfer, monkeypatch):
     class Unhashable:
         __hash__ = None

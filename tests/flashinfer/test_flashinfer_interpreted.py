@@ -28,7 +28,7 @@ def test_gdn_rings_with_a_read_copy(seed):
 
 
 def test_edges_of_the_contract(seed):
-    interpret(HERE / "interpreted_edges.py", "empty,packed,tables,large,strong,beyond", str(seed))
+    interpret(HERE / "interpreted_edges.py", "empty,packed,tables,large,strong,beyond,counted", str(seed))
 
 
 def test_custom_operators_and_the_backend(seed):

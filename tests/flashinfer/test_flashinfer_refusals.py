@@ -74,6 +74,11 @@ def test_more_than_16_records_are_refused_and_can_be_asked_for(draft):
         ({"dt_cache": [1]}, "dt_cache is list; expected a tensor"),
         ({"D": 1.0}, "D is float; expected a tensor"),
         ({"read_copy": 0}, "read_copy is int; expected a tensor"),
+        ({"read_copy": torch.zeros(2, device="meta")}, "read_copy is on meta; the state is on cpu"),
+        ({"read_copy_scale": torch.zeros(7, 2, 20, device="meta")}, "read_copy_scale is on meta; the state is on cpu"),
+        ({"state": torch.zeros(())}, r"state is \(\); expected \[slots, nheads, dim, dstate\]"),
+        ({"state": torch.zeros(7, 2, 0, 32)}, "expected at least one of each of"),
+        ({"pad_slot_id": 2**70}, "must be a whole number of 64 bits"),
         ({"A": -torch.ones(2, 1, 1).double().expand(2, 20, 32)}, "A is torch.float64; expected float32"),
         (
             {"dt": torch.ones(2, 2, 2, 1).to(torch.float8_e4m3fn).expand(2, 2, 2, 20)},
@@ -114,6 +119,7 @@ def test_memory_out_of_contract():
     refused(call(draft=3, window=2).arguments(SLOTS), "T=3 new tokens must be <= max_window")
     refused(call(torch.int8).arguments(SLOTS), "requires a state_scale", state_scale=None)
     refused(call(torch.int8).arguments(SLOTS), r"state_scale is \(7, 2\)", state_scale=torch.ones(7, 2))
+    refused(call(torch.int8).arguments(SLOTS), r"state_scale is \(\)", state_scale=torch.tensor(1.0))
     bytes_ = call(torch.float8_e4m3fn).arguments(SLOTS)
     odd = torch.zeros(7, bytes_["state"][0].numel() + 1, dtype=torch.uint8)[:, :-1].view(torch.float8_e4m3fn)
     refused(
@@ -205,6 +211,9 @@ def gdn_arguments(**changes):
         ({"u_cache": torch.zeros(1, 2, 32, 8).expand(3, -1, -1, -1)}, "u_cache is written, and its numbers overlap"),
         ({"scale": float("nan")}, "scale=nan must be a finite number"),
         ({"scale": "x"}, "scale='x' must be a finite number"),
+        ({"scale": 10**400}, "must be a finite number"),
+        ({"scale": True}, "scale=True must be a finite number"),
+        ({"initial_state_source": torch.zeros(3, 2, 0, 16)}, "expected at least one of each of"),
         ({"softplus_beta": 2.0}, "softplus_beta"),
         ({"q": None}, "q is missing"),
         ({"k_cache": torch.zeros(3, 1, 32, 8)}, "k_cache is"),
@@ -240,6 +249,7 @@ def test_read_copies_of_gdn_rings_out_of_contract():
         ({**exact, "v_cache": exact["v_cache"].bfloat16()}, "v_cache is torch.bfloat16; expected torch.float32"),
         ({**exact, "beta_cache": exact["beta_cache"].half()}, "beta_cache is torch.float16; expected torch.float32"),
         ({**exact, "beta_cache": exact["beta_cache"].to("meta")}, "beta_cache is on meta"),
+        ({**exact, "read_copy": torch.zeros(1, device="meta")}, "read_copy is on meta; the state is on cpu"),
         ({**exact, "read_copy_scale": fp8["read_copy_scale"]}, "are of a read_copy, which is missing"),
         ({**exact, "read_copy": fp8["read_copy"]}, "read_copy_scale is missing; expected"),
         ({**exact, **fp8, "read_copy": torch.zeros(3, 2, 8, 16)}, "read_copy is torch.float32; expected uint8"),

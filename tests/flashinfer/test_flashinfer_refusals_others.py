@@ -52,6 +52,9 @@ def materialise_arguments(**changes):
         ({"philox_rounds": 10}, "philox_rounds=10 needs rand_seed"),
         ({"philox_rounds": 10, "rand_seed": torch.zeros(1, dtype=torch.int32)}, "rand_seed must be int64"),
         ({"dependency_outputs": [None]}, "dependency_outputs must be tensors"),
+        ({"dependency_outputs": torch.zeros(1)}, "dependency_outputs must be tensors, in a list"),
+        ({"dstate": 32.0}, "dstate=32.0 must be a whole number"),
+        ({"state_dtype": [1]}, r"state_dtype=\[1\] is not served; expected one of torch.float32"),
     ],
 )
 def test_materialise_arguments_out_of_contract(changes, match):
@@ -71,6 +74,8 @@ def test_materialise_arguments_out_of_contract(changes, match):
         ({"state": torch.zeros(1, 2, 8, 16).expand(3, -1, -1, -1)}, "the state is written, and its numbers overlap"),
         ({"cache_base": None}, "cache_base is missing; expected a tensor"),
         ({"num_active": 1}, "num_active is int; expected a tensor"),
+        ({"num_active": torch.zeros(5)}, r"num_active is \(5,\) torch.float32; expected one int32"),
+        ({"read_copy": torch.zeros(1, device="meta")}, "read_copy is on meta"),
         ({"src_slots": [0, 1]}, "src_slots is list; expected a tensor"),
         ({"src_slots": torch.tensor(1, dtype=torch.int32)}, r"src_slots is \(\); expected \[B\] int32"),
         (
@@ -123,6 +128,8 @@ def replay_arguments(**changes):
         ({"out": torch.zeros(1, 1, 2, 8).expand(2, -1, -1, -1)}, "out is written, and its numbers overlap"),
         ({"lower_bound": 1.0}, "lower_bound=1.0 must be below 0"),
         ({"lower_bound": float("nan")}, "lower_bound=nan must be below 0"),
+        ({"lower_bound": "x"}, "lower_bound='x' must be below 0"),
+        ({"read_copy_block_scale": torch.zeros(1, device="meta")}, "read_copy_block_scale is on meta"),
         ({"scale": float("inf")}, "scale=inf must be a finite number"),
         ({"state": None}, "state is missing; expected a tensor"),
         ({"out": None}, "out is missing; expected a tensor"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from replayssm import StateLayout
 from replayssm.capability import supports
 from replayssm_flashinfer.refusals import refuse
-from replayssm_flashinfer.tensor_checks import check_device, check_inner, check_tensors
+from replayssm_flashinfer.tensor_checks import check_device, check_inner, check_tensors, check_words
 
 NAMES = ("read_copy", "read_copy_block_scale", "read_copy_scale")
 FORMATS = {torch.uint8: "nvfp4", torch.float8_e4m3fn: "fp8"}
@@ -48,13 +48,15 @@ def check_memory_copy(memory: Copied, draft: int) -> None:
         check_copy(memory.layout(draft, stochastic=False), memory.read_copy, memory.state.device)
 
 
-def check_copy_tensors(copy: Copy) -> None:
-    """Tensors, or nothing.
+def check_copy_tensors(copy: Copy, device: torch.device) -> None:
+    """Tensors beside the state, or nothing; `check_copy` has the rest.
 
     Raises:
-        RefusedError: something else.
+        RefusedError: something else, or somewhere else.
     """
-    check_tensors(zip(NAMES, copy, strict=True), optional=True)
+    named = list(zip(NAMES, copy, strict=True))
+    check_tensors(named, optional=True)
+    check_device(device, named)
 
 
 def copy_format(copy: Copy) -> str | None:
@@ -103,3 +105,4 @@ def check_copy(layout: StateLayout, copy: Copy, device: torch.device) -> None:
             refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {shape} {part.dtype}")
         check_device(device, [(name, tensor)])
         check_inner([(name, tensor)])
+        check_words([(name, tensor)])

@@ -6,8 +6,6 @@ the checkpoint it folds into. `allocate_delta_rings` makes them.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -15,10 +13,9 @@ from replayssm import LayerKind
 from replayssm_flashinfer.copy_checks import check_copy_tensors
 from replayssm_flashinfer.delta_checks import check_rings, check_state, check_step
 from replayssm_flashinfer.delta_step import RINGS, DeltaMemory, delta_layout
-from replayssm_flashinfer.mamba_checks import check_seed, check_state_size
-from replayssm_flashinfer.number_checks import check_scale, check_whole
+from replayssm_flashinfer.mamba_checks import check_pool, check_seed
+from replayssm_flashinfer.number_checks import check_lower_bound, check_scale, check_whole
 from replayssm_flashinfer.ops import delta_replay_op
-from replayssm_flashinfer.refusals import refuse
 from replayssm_flashinfer.tensor_checks import check_tensors
 
 
@@ -36,9 +33,7 @@ def allocate_delta_rings(
         RefusedError: L below 2, or no such state. InputError: dimensions that no layer has.
     """
     check_tensors([("state", state)])
-    if state.dim() != 4:
-        refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
-    check_state_size("K", state.shape[3])
+    check_pool("state", state, "S, HV, V, K")
     check_whole(1, key_heads=key_heads)
     # A record and a new token.
     check_whole(2, ring_buffer_len=ring_buffer_len)
@@ -110,12 +105,11 @@ def gated_delta_rule_replay(
     check_scale(scale)
     check_state(state, state_scale)
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
-    check_copy_tensors(copy)
+    check_copy_tensors(copy, state.device)
     memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
     check_rings(memory, (ring_start, prev_num_accepted_tokens), v.dtype)
     check_step(memory, (q, k, v, a, b), out, A_log, dt_bias, state_batch_indices)
-    if lower_bound is not None and (not -math.inf < lower_bound < 0 or A_log is None):
-        refuse(f"lower_bound={lower_bound} must be below 0, with A_log")
+    check_lower_bound(lower_bound, raw=A_log is not None)
     check_seed(rand_seed, philox_rounds, state.device)
     check_whole(pad_slot_id=pad_slot_id)
     delta_replay_op(

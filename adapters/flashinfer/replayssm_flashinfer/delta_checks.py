@@ -7,7 +7,7 @@ from torch import Tensor
 
 from replayssm_flashinfer.delta_step import RINGS, DeltaMemory
 from replayssm_flashinfer.gdn_checks import check_output, check_tokens
-from replayssm_flashinfer.mamba_checks import QUANTISED, STATES
+from replayssm_flashinfer.mamba_checks import QUANTISED, STATES, check_pool
 from replayssm_flashinfer.refusals import refuse
 from replayssm_flashinfer.tensor_checks import (
     check_cursors_of_slots,
@@ -29,17 +29,17 @@ def check_state(state: Tensor, state_scale: Tensor | None) -> None:
     """
     check_tensors([("state", state)])
     check_tensors([("state_scale", state_scale)], optional=True)
-    if state.dim() != 4:
-        refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
+    check_pool("state", state, "S, HV, V, K")
     if state.dtype not in STATES or state.dtype == torch.int8:
         refuse(f"state.dtype={state.dtype} is not served; expected float32, bfloat16, float16 or float8_e4m3fn")
     if (state_scale is not None) != (state.dtype in QUANTISED):
         refuse(f"state_scale is for an fp8 state, which requires it; state.dtype={state.dtype}")
-    check_inner([("state", state), ("state_scale", state_scale)])
+    check_inner([("state", state)])
     if state_scale is not None:
         shape = tuple(state.shape[:3])
         if not (tuple(state_scale.shape) == shape and state_scale.dtype == torch.float32):
             refuse(f"state_scale is {tuple(state_scale.shape)} {state_scale.dtype}; expected {shape} torch.float32")
+        check_inner([("state_scale", state_scale)])
         check_device(state.device, [("state_scale", state_scale)])
 
 

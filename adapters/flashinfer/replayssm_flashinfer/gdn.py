@@ -73,13 +73,13 @@ def gated_delta_rule_mtp_ucache_flush(
         q, k: `[B, T, H, K]`. v: `[B, T, HV, V]`; bf16, fp16 or fp32; K 16 to 256, T 1 to 16.
         initial_state_source: `[S, HV, V, K]` fp32, bf16 or fp16; slot stride free, as of all rings.
         initial_state_indices: `[B]` slots, row b's own where None; −1, a slot out of range, and the later of two rows with
-            one slot are padding: they change nothing, and their outputs are zeros.
+            one slot are padding: they change no memory, and their outputs are zeros.
         k_cache: `[S, H, R, K]` normalised keys. u_cache: `[S, HV, R, V]`. g_cache: `[S, HV, R]` fp32, log decay from the
             checkpoint on. R is 32 in FlashInfer; any R that holds a window and T serves.
         hist_len: `[B]` int32, 0 to 16. cache_base: `[B]` int32, row 0 where None.
         flush_min: 1 to 17 − T, which is the default.
-        restart_hist_on_flush: move the cursors of rows that folded, in place, with nothing accepted; reads them on the host
-            first, except while a CUDA graph is captured.
+        restart_hist_on_flush: move the cursors of rows that folded, padding like others, in place, with nothing accepted;
+            reads them on the host first, except while a CUDA graph is captured.
         scale: on q, K ** −0.5 where None. output: `[B, T, HV, V]`, new where None.
         stochastic_rounding: None, "none", or "philox" with `rand_seed`, for an fp16 state.
         disable_state_update, pdl_trigger, backend, philox_rounds: FlashInfer's; without effect.
@@ -128,7 +128,7 @@ def gated_delta_rule_mtp_ucache_flush(
     )  # fmt: skip
     if restart_hist_on_flush:
         folded = hist_len >= flush_min
-        base.copy_((base + hist_len * folded) % memory.rows)
+        base.copy_((base + hist_len.clamp(0, WINDOW) * folded) % memory.rows)
         hist_len.masked_fill_(folded, 0)
     return out
 
@@ -178,7 +178,7 @@ def gated_delta_rule_mtp_ucache(
         accepted_steps=accepted_steps, ssm_state_indices=ssm_state_indices,
     )  # fmt: skip
     for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a), ("b", b)):
-        dtype = None if tensor is None else tensor.dtype
+        dtype = required(name, tensor).dtype
         if dtype != torch.bfloat16:
             refuse(f"{name}.dtype={dtype}: this function is bf16-only; the flush function takes others")
     check_tensors((("A_log", A_log), ("dt_bias", dt_bias)))

@@ -39,7 +39,8 @@ def gdn_prefix_materialize(
         src_slots, dst_slots, cache_base, count: `[B]` int32. A request with a slot below 0, or a count below 0 or above
             16, is left out; 0 copies the state, also into its own slot, which makes a loaded state's read copy.
         active_request_indices: `[B]` int32, the requests that are meant, −1 elsewhere; all where None.
-        num_active: `[1]` int32, how many of those entries count; all where None.
+        num_active: `[1]` int32, how many of those entries count, without them how many of the requests with a count of 0 and
+            more; all where None.
         min_blocks_per_mp: FlashInfer's tuning; without effect.
 
     Returns:
@@ -51,8 +52,6 @@ def gdn_prefix_materialize(
     requests = (("src_slots", src_slots), ("dst_slots", dst_slots), ("cache_base", cache_base), ("count", count))
     check_tensors((("state", state), *requests))
     check_tensors((("active_request_indices", active_request_indices), ("num_active", num_active)), optional=True)
-    if state.dim() != 4:
-        refuse(f"state is {tuple(state.shape)}; expected [S, HV, V, K]")
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
     memory = check_ucache(None, state, k_cache, u_cache, g_cache, (v_cache, beta_cache), copy)
     if memory.rows < WINDOW:
@@ -64,11 +63,16 @@ def gdn_prefix_materialize(
         if not (tensor.dtype == torch.int32 and tuple(tensor.shape) == (batch,)):
             refuse(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected ({batch},) int32")
         check_device(state.device, [(name, tensor)])
+    check_device(state.device, [("active_request_indices", active_request_indices), ("num_active", num_active)])
+    if num_active is not None and not (num_active.dtype == torch.int32 and num_active.numel() == 1):
+        refuse(f"num_active is {tuple(num_active.shape)} {num_active.dtype}; expected one int32")
     wanted = (count >= 0) & (count <= WINDOW) & (src_slots >= 0) & (dst_slots >= 0)
-    if active_request_indices is not None:
+    if active_request_indices is None:
+        if num_active is not None:
+            wanted = wanted & ((count >= 0).cumsum(0) <= num_active)
+    else:
         if not (active_request_indices.dtype == torch.int32 and tuple(active_request_indices.shape) == (batch,)):
             refuse(f"active_request_indices must be ({batch},) int32")
-        check_device(state.device, [("active_request_indices", active_request_indices), ("num_active", num_active)])
         wanted = wanted & _active(active_request_indices, num_active)
     source, target = (torch.where(wanted, x, -1) for x in (src_slots, dst_slots))
     origin, wanted_count = cache_base % memory.rows, torch.where(wanted, count, 0)
@@ -81,7 +85,5 @@ def _active(indices: Tensor, number: Tensor | None) -> Tensor:
     batch, place = len(indices), torch.arange(len(indices), device=indices.device)
     listed = (indices >= 0) & (indices < batch)
     if number is not None:
-        if not (number.dtype == torch.int32 and number.numel() == 1):
-            refuse("num_active must be a one-element int32 tensor")
         listed = listed & (place < number)
     return ((indices[None, :] == place[:, None]) & listed[None, :]).any(1)

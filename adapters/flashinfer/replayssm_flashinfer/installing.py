@@ -80,8 +80,9 @@ def install() -> Installed:
         for symbol, original in wanted:
             _bind(original, symbol.ours)
     except Exception as error:  # whatever a module that is not a plain one raises
-        _give_back(before)
-        raise UnsupportedError(f"nothing is installed: {type(error).__name__}: {error}") from error
+        stuck = _give_back(before)
+        kept = f"; still ours, and not given back: {', '.join(stuck)}" if stuck else ""
+        raise UnsupportedError(f"nothing is installed: {type(error).__name__}: {error}{kept}") from error
     _left.clear()
     _left.update(left)
     return installed()
@@ -96,16 +97,27 @@ def uninstall() -> None:
     """Give every name back that `install` replaced and that is still ours; twice is once.
 
     What a module bound to a name of its own after `install` came from FlashInfer's module as ours, and stays.
+
+    Raises:
+        UnsupportedError: a module does not take a name back; all others are given back.
     """
-    _give_back(0)
+    stuck = _give_back(0)
     _left.clear()
+    if stuck:
+        raise UnsupportedError(f"still ours, for their modules do not take them back: {', '.join(stuck)}")
 
 
-def _give_back(first: int) -> None:
+def _give_back(first: int) -> list[str]:
+    """Names that were bound since; those that a module does not take back stay in the record, and are named."""
+    stuck = []
     for entry in reversed(_bound[first:]):
         if vars(entry.module).get(entry.name) is entry.ours:
-            setattr(entry.module, entry.name, entry.original)
-    del _bound[first:]
+            try:
+                setattr(entry.module, entry.name, entry.original)
+            except Exception:  # whatever a module that is not a plain one raises
+                stuck.append(entry)
+    _bound[first:] = reversed(stuck)
+    return [entry.label for entry in stuck]
 
 
 def _bind(original: Callable[..., Any], ours: Callable[..., Any]) -> None:

@@ -133,15 +133,15 @@ def checkpointing_ssu(
     Raises:
         RefusedError: an argument out of contract; nothing was written.
     """
-    batch, draft = check_rows(state, state_batch_indices, cu_seqlens, x, max_seqlen)
     check_memory(state, x_cache, B_cache, dt_cache, ring_start, prev_num_accepted_tokens, state_scale)
+    batch, draft = check_rows(state, state_batch_indices, cu_seqlens, x, max_seqlen)
     window = check_window(x_cache.shape[2], draft, long_window=long_window)
     tokens = {"x": x, "out": out, "z": z, "dt": dt, "B": B, "C": C, "A": A, "D": D, "dt_bias": dt_bias}
     check_tokens(state, x_cache, B_cache.shape[1], tokens, *x.shape[:2])
     check_seed(rand_seed, philox_rounds, state.device)
     check_split(state.dtype, d_split)
     check_whole(pad_slot_id=pad_slot_id)
-    check_copy_tensors((read_copy, read_copy_block_scale, read_copy_scale))
+    check_copy_tensors((read_copy, read_copy_block_scale, read_copy_scale), state.device)
     scratch = {"cb_scaled": cb_scaled, "cumAdt_vec": cumAdt_vec, "cb_old": cb_old}
     check_scratch(scratch, algorithm, scratch_shapes(batch, state.shape[1], draft, window), state.device)
     checkpointing_ssu_op(

@@ -53,6 +53,22 @@ def check_window(rows: int, draft: int, *, long_window: bool) -> int:
     return window
 
 
+def check_pool(name: str, state: Tensor, axes: str) -> None:
+    """A pool of states.
+
+    Args:
+        axes: names of its four dimensions, for the message.
+
+    Raises:
+        RefusedError: another number of dimensions, an empty one, or a state size that kernels have not.
+    """
+    if state.dim() != 4:
+        refuse(f"{name} is {tuple(state.shape)}; expected [{axes}]")
+    if min(state.shape) < 1:
+        refuse(f"{name} is {tuple(state.shape)}; expected at least one of each of [{axes}]")
+    check_state_size(axes.rpartition(" ")[2], state.shape[3])
+
+
 def check_state_size(name: str, size: int) -> None:
     """Columns of a state.
 
@@ -80,12 +96,10 @@ def check_memory(
     memory = {"state": state, "x_cache": x_cache, "B_cache": B_cache, "dt_cache": dt_cache}
     check_tensors(memory.items())
     check_tensors([("state_scale", state_scale)], optional=True)
-    if state.dim() != 4:
-        refuse(f"state is {tuple(state.shape)}; expected [slots, nheads, dim, dstate]")
+    check_pool("state", state, "slots, nheads, dim, dstate")
     if state.dtype not in STATES:
         refuse(f"state.dtype={state.dtype} is not served; expected one of {_names(STATES)}")
     slots, heads, dim, dstate = state.shape
-    check_state_size("dstate", dstate)
     if x_cache.dim() != 4:
         refuse(f"x_cache is {tuple(x_cache.shape)}; expected [slots, nheads, L, dim]")
     if B_cache.dim() != 4:
@@ -103,7 +117,7 @@ def check_memory(
     ):
         _check_tensor(name, tensor, shape, dtype, state.device)
     check_cursors_of_slots(ring_start, prev_num_accepted_tokens, state)
-    check_inner([("state", state), ("state_scale", state_scale)])
+    check_inner([("state", state)])
     check_apart(memory.items())
     if state.dtype in QUANTISED:
         if state_scale is None:
@@ -112,6 +126,7 @@ def check_memory(
                 f"{(slots, heads, dim)} and dtype float32"
             )
         _check_tensor("state_scale", state_scale, (slots, heads, dim), torch.float32, state.device)
+        check_inner([("state_scale", state_scale)])
     elif state_scale is not None:
         refuse(f"state_scale must be None for state.dtype={state.dtype}, which needs no scales")
 

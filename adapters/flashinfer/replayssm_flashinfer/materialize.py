@@ -75,27 +75,32 @@ def replayssm_materialize(
     requests = ("src_slots", "dst_slots", "ring_start", "replay_prefix_len", "active_request_indices")
     check_tensors(zip(requests, (src_slots, dst_slots, *metadata), strict=True))
     _check_tables(tables, src_slots, dst_slots, metadata)
-    check_whole(pad_slot_id=pad_slot_id, philox_rounds=philox_rounds)
+    check_whole(pad_slot_id=pad_slot_id, philox_rounds=philox_rounds, dstate=dstate)
     _check_numbers(dim, dstate, num_heads, heads_per_group, max_window, ring_buffer_len)
-    if state_dtype not in STATES:
-        refuse(f"state_dtype={state_dtype} is not served")
-    if input_dtype not in ACTIVATIONS:
-        refuse(f"input_dtype={input_dtype} is not served")
-    if matrixA_dtype not in ACTIVATIONS:
-        refuse(f"matrixA_dtype={matrixA_dtype} is not served")
+    for name, dtype, served in (
+        ("state_dtype", state_dtype, tuple(STATES)),
+        ("input_dtype", input_dtype, ACTIVATIONS),
+        ("matrixA_dtype", matrixA_dtype, ACTIVATIONS),
+    ):
+        if dtype not in served:
+            refuse(f"{name}={dtype} is not served; expected one of {', '.join(map(str, served))}")
     if philox_rounds > 0 and rand_seed is None:
         refuse(f"philox_rounds={philox_rounds} needs rand_seed")
-    if philox_rounds > 0:
-        check_seed(rand_seed, philox_rounds, src_slots.device)
+    # Without rounds nobody reads a seed.
+    seed = rand_seed if philox_rounds > 0 else None
+    check_seed(seed, philox_rounds, src_slots.device)
+    for name, given in (("dependency_inputs", dependency_inputs), ("dependency_outputs", dependency_outputs)):
+        if not (given is None or isinstance(given, (list, tuple))) or not all(
+            isinstance(x, Tensor) for x in given or ()
+        ):
+            refuse(f"{name} must be tensors, in a list")
     if not dependency_outputs and torch.compiler.is_compiling():
         refuse("torch.compile knows nothing of tables: pass the states, and their scales, in dependency_outputs")
-    for name, given in (("dependency_inputs", dependency_inputs), ("dependency_outputs", dependency_outputs)):
-        if not all(isinstance(x, Tensor) for x in given or ()):
-            refuse(f"{name} must be tensors")
     if not src_slots.shape[1]:
         return
     materialize_op(
-        list(tables), src_slots, dst_slots, list(metadata), rand_seed, dependency_inputs or [], dependency_outputs or [],
+        list(tables), src_slots, dst_slots, [x.reshape(-1) for x in metadata], seed, list(dependency_inputs or []),
+        list(dependency_outputs or []),
         state_dtype, input_dtype, matrixA_dtype,
         [dim, dstate, num_heads, heads_per_group, max_window, ring_buffer_len, pad_slot_id, philox_rounds],
     )  # fmt: skip
@@ -109,7 +114,7 @@ def _check_tables(
     layers, batch = src_slots.shape
     if not all(x.dtype == torch.int64 and tuple(x.shape) == (layers,) and x.device == src_slots.device for x in tables):
         refuse(f"all pointer and stride tables must be 1D int64 tensors of {layers} layers on {src_slots.device}")
-    if not (tuple(dst_slots.shape) == (layers, batch) and all(tuple(x.shape) == (batch,) for x in metadata)):
+    if not (tuple(dst_slots.shape) == (layers, batch) and all(x.numel() == batch for x in metadata)):
         refuse(
             f"dst_slots must be {(layers, batch)}; ring_start, replay_prefix_len and active_request_indices ({batch},)"
         )

@@ -14,7 +14,7 @@ from replayssm_flashinfer.delta_step import DeltaMemory, step_delta
 from replayssm_flashinfer.mamba_step import check_mamba_copy, gate_inputs, step_mamba
 from replayssm_flashinfer.materialize_launch import launch_materialize
 from replayssm_flashinfer.plan import RingCursors, plan_step
-from replayssm_flashinfer.tensor_checks import running_on
+from replayssm_flashinfer.tensor_checks import check_words, running_on
 from replayssm_flashinfer.ucache import UCache, fold_ucache, step_ucache
 
 
@@ -54,6 +54,7 @@ def checkpointing_ssu_op(
 ) -> None:
     """`replayssm_flashinfer.checkpointing_ssu` after its checks; `draft` is T."""
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
+    check_words([("state", state)])
     check_mamba_copy(state, x_cache, B_cache, draft, copy)
     with running_on(state.device):
         gate, raw = gate_inputs(dt, dt_bias, softplus=dt_softplus)
@@ -217,6 +218,7 @@ def delta_replay_op(
     """`replayssm_flashinfer.delta` after its checks."""
     copy = (read_copy, read_copy_block_scale, read_copy_scale)
     memory = DeltaMemory(state, k_cache, k_scale_cache, u_cache, v_cache, beta_cache, g_cache, state_scale, copy)
+    check_words([("state", state)])
     check_memory_copy(memory, k.shape[1])
     with running_on(state.device):
         raw = None if A_log is None else RawGate(A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound)

@@ -18,8 +18,8 @@ ROWS = 16
 
 def fold_int8(layer: LayerState, plan: StepPlan) -> None:
     """Fold what a plan flushes into int8 checkpoints; records that the step appended are not among them."""
-    if layer.A is None:
-        return
+    assert layer.A is not None
+    rates = layer.A.contiguous()
     r, layout = layer.layout.recurrence, layer.layout
     names = ("checkpoint", "checkpoint_scale", "value_ring", "key_ring", "gate_ring")
     memory = [layer.buffers[name] for name in names]
@@ -28,7 +28,7 @@ def fold_int8(layer: LayerState, plan: StepPlan) -> None:
         fold_int8_kernel[(triton.cdiv(r.value_dim, ROWS), r.heads, len(rows[0]))](
             *rows,
             layer.seed,
-            layer.A.contiguous(),
+            rates,
             *memory,
             *(buffer.stride(0) for buffer in memory),
             **window_of(layout.window, layout.rows),

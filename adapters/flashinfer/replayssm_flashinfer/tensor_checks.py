@@ -49,8 +49,8 @@ def check_slots(name: str, indices: Tensor | None, batch: int, state: Tensor) ->
     """
     check_tensors([(name, indices)], optional=True)
     if indices is None:
-        if batch > len(state):
-            refuse(f"{batch} rows without {name}, and the state has {len(state)} slots")
+        if batch > state.shape[0]:
+            refuse(f"{batch} rows without {name}, and the state has {state.shape[0]} slots")
         return
     if not (indices.shape == (batch,) and indices.dtype in (torch.int32, torch.int64)):
         refuse(f"{name} must be ({batch},) int32 or int64, got {tuple(indices.shape)} {indices.dtype}")
@@ -63,7 +63,7 @@ def check_cursors_of_slots(ring_start: Tensor, prev_num_accepted_tokens: Tensor,
     Raises:
         RefusedError: another shape, dtype or device, or one number expanded to all slots.
     """
-    slots = len(state)
+    slots = state.shape[0]
     cursors = (("ring_start", ring_start), ("prev_num_accepted_tokens", prev_num_accepted_tokens))
     check_tensors(cursors)
     for name, cursor in cursors:
@@ -71,7 +71,9 @@ def check_cursors_of_slots(ring_start: Tensor, prev_num_accepted_tokens: Tensor,
             refuse(f"{name} is {tuple(cursor.shape)} {cursor.dtype}; expected {(slots,)} torch.int32")
         check_device(state.device, [(name, cursor)])
         if slots > 1 and cursor.stride(0) < 1:
-            refuse(f"{name} has stride 0: each slot needs a number of its own, at a stride of 1 or more")
+            refuse(
+                f"{name} has stride {cursor.stride(0)}: each slot needs a number of its own, at a stride of 1 or more"
+            )
 
 
 def check_apart(tensors: Named) -> None:
@@ -95,19 +97,28 @@ def check_apart(tensors: Named) -> None:
 
 
 def check_inner(tensors: Named) -> None:
-    """Memory of slots: only the slot stride is free, and of numbers of a byte and less, read by words, a multiple of 4.
+    """Memory of slots: only the slot stride is free.
 
     Raises:
-        RefusedError: gaps inside a slot, or another order; slots that overlap, or start between words.
+        RefusedError: gaps inside a slot, or another order; slots that overlap.
     """
     for name, tensor in tensors:
-        if tensor is None or not len(tensor):
+        if tensor is None or not tensor.numel():
             continue
         if not tensor[0].is_contiguous():
             refuse(f"{name}: the dimensions inside a slot must be contiguous, got strides {tensor.stride()}")
         check_apart([(name, tensor)])
-        if tensor.dtype in BY_WORDS and tensor[0].numel() % WORD == 0:
-            first, stride = tensor.storage_offset(), tensor.stride(0) if len(tensor) > 1 else 0
+
+
+def check_words(tensors: Named) -> None:
+    """Slots of numbers of a byte and less, read by words: in an operator, for torch.compile does not follow offsets.
+
+    Raises:
+        RefusedError: slots that start between words.
+    """
+    for name, tensor in tensors:
+        if tensor is not None and tensor.dtype in BY_WORDS and tensor.numel() and tensor[0].numel() % WORD == 0:
+            first, stride = tensor.storage_offset(), tensor.stride(0) if tensor.shape[0] > 1 else 0
             if first % WORD or stride % WORD:
                 refuse(f"{name}: slots must start at multiples of {WORD} bytes, got offset {first}, stride {stride}")
 

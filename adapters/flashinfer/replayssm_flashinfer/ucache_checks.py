@@ -7,7 +7,7 @@ from torch import Tensor
 
 from replayssm.inputs import TokenInputs
 from replayssm_flashinfer.copy_checks import NO_COPY, Copy, absent, check_copy_tensors
-from replayssm_flashinfer.mamba_checks import check_state_size
+from replayssm_flashinfer.mamba_checks import check_pool
 from replayssm_flashinfer.refusals import refuse
 from replayssm_flashinfer.tensor_checks import ACTIVATIONS, check_device, check_inner, check_tensors, required
 from replayssm_flashinfer.ucache import UCache
@@ -34,13 +34,13 @@ def check_ucache(
     state, k = required("the state", state), required("k_cache", k)
     u, g = required("u_cache", u), required("g_cache", g)
     check_tensors((("v_cache", exact[0]), ("beta_cache", exact[1])), optional=True)
-    check_copy_tensors(copy)
-    if not (state.dim() == 4 and k.dim() == 4):
-        refuse(f"state is {tuple(state.shape)} and k_cache {tuple(k.shape)}; expected 4-D")
+    check_copy_tensors(copy, state.device)
+    check_pool("the state", state, "S, HV, V, K")
+    if k.dim() != 4:
+        refuse(f"k_cache is {tuple(k.shape)}; expected [S, H, R, K]")
     if state.dtype not in STATES:
         refuse(f"the state is {state.dtype}; expected float32, bfloat16 or float16")
     slots, heads, value_dim, key_dim = state.shape
-    check_state_size("K", key_dim)
     groups, rows = k.shape[1:3]
     if not (groups > 0 and heads % groups == 0):
         refuse(f"HV={heads} must be a multiple of H={groups}")
