@@ -6,6 +6,7 @@ Usage: TRITON_INTERPRET=1 python interpreted_edges.py CASE,… [SEED]
 from __future__ import annotations
 
 import sys
+from unittest.mock import patch
 
 import torch
 from interpreted_mamba import EXACT, call_materialise
@@ -147,6 +148,11 @@ def beyond():
         folded.append(memory["initial_state_source"])
     assert not torch.equal(folded[0], state)
     assert torch.equal(*folded)
+    # Nobody looks at cursors while a graph is captured; they move past what was folded.
+    cursors = {name: torch.tensor([n], dtype=torch.int32) for name, n in (("hist_len", 20), ("cache_base", 5))}
+    with patch("replayssm_flashinfer.gdn_checks.capturing", return_value=True):
+        gated_delta_rule_mtp_ucache_flush(**weights, a=gate, q=q, k=k, v=v, b=gate, **memory, **cursors)
+    assert (int(cursors["hist_len"]), int(cursors["cache_base"])) == (0, 21)
 
 
 def counted():
