@@ -151,7 +151,7 @@ def beyond():
     # Nobody looks at cursors while a graph is captured; they move past what was folded.
     cursors = {name: torch.tensor([n], dtype=torch.int32) for name, n in (("hist_len", 20), ("cache_base", 5))}
     with patch("replayssm_flashinfer.gdn_checks.capturing", return_value=True):
-        gated_delta_rule_mtp_ucache_flush(**weights, a=gate, q=q, k=k, v=v, b=gate, **memory, **cursors)
+        gated_delta_rule_mtp_ucache_flush(**weights, a=gate, q=q, k=q, v=v, b=gate, **memory, **cursors)
     assert (int(cursors["hist_len"]), int(cursors["cache_base"])) == (0, 21)
 
 
