@@ -96,8 +96,8 @@ def _setup(args: argparse.Namespace, layer: str, device: torch.device) -> Setup:
     for name, _, _ in _SIZES:
         if getattr(args, name.replace("-", "_")) < 1:
             raise InputError(f"--{name}={getattr(args, name.replace('-', '_'))} must be at least 1")
-    if args.draft < 0:
-        raise InputError(f"--draft={args.draft} must be at least 0")
+    if not 0 <= args.draft < max(args.window, 2):
+        raise InputError(f"--draft={args.draft} must be from 0 to {max(args.window - 1, 1)}, below --window")
     groups = args.heads if layer == LayerKind.KDA else max(1, args.heads // 2)
     recurrence = Recurrence(LayerKind(layer), args.heads, groups, args.value_dim, args.key_dim)
     return Setup(
