@@ -105,7 +105,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
 def _facts(layout: StateLayout) -> dict[str, Any]:
     facts = asdict(layout)
     facts.pop("slots")
-    # How a state is read says nothing about what is stored.
+    # How steps read is no part of what is stored: a file goes with any choice.
     facts["precision"].pop("dot")
     facts["activation"] = str(layout.activation)
     return facts
