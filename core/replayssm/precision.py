@@ -1,6 +1,6 @@
 """Which number formats hold the state: a checkpoint that carries the recurrence, and an optional read copy for outputs.
 
-And what products of a read round their operands to: a choice that reaches outputs alone, as the copy does, if folds are exact.
+And what products of a read round their operands to: with exact folds a choice that reaches outputs alone, as the copy does.
 
 The read copy is the third gain of ReplaySSM ("Cache SSM Inputs, Not State", NVIDIA and Dao AI Lab, 2026): a non-flush step
 reads only the low-precision copy, a flush step only the checkpoint, so the copy's error never enters the recurrence.
