@@ -32,7 +32,6 @@ def allocate_delta_rings(
     Raises:
         RefusedError: L below 2, or no such state. InputError: dimensions that no layer has.
     """
-    check_tensors([("state", state)])
     check_pool("state", state, "S, HV, V, K")
     check_whole(1, key_heads=key_heads)
     # A record and a new token.

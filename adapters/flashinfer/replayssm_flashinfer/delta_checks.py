@@ -27,7 +27,6 @@ def check_state(state: Tensor, state_scale: Tensor | None) -> None:
     Raises:
         RefusedError: another shape, dtype, stride or device.
     """
-    check_tensors([("state", state)])
     check_tensors([("state_scale", state_scale)], optional=True)
     check_pool("state", state, "S, HV, V, K")
     if state.dtype not in STATES or state.dtype == torch.int8:

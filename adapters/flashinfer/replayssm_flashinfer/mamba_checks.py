@@ -18,6 +18,7 @@ from replayssm_flashinfer.tensor_checks import (
     check_inner,
     check_slots,
     check_tensors,
+    required,
 )
 
 LONGEST = 16
@@ -60,8 +61,9 @@ def check_pool(name: str, state: Tensor, axes: str) -> None:
         axes: names of its four dimensions, for the message.
 
     Raises:
-        RefusedError: another number of dimensions, an empty one, or a state size that kernels have not.
+        RefusedError: no tensor, another number of dimensions, an empty one, or a state size that kernels have not.
     """
+    required(name, state)
     if state.dim() != 4:
         refuse(f"{name} is {tuple(state.shape)}; expected [{axes}]")
     if min(state.shape) < 1:
@@ -93,8 +95,8 @@ def check_memory(
     Raises:
         RefusedError: one of them is not as FlashInfer's contract says.
     """
-    memory = {"state": state, "x_cache": x_cache, "B_cache": B_cache, "dt_cache": dt_cache}
-    check_tensors(memory.items())
+    rings = (("x_cache", x_cache), ("B_cache", B_cache), ("dt_cache", dt_cache))
+    check_tensors((("state", state), *rings))
     check_tensors([("state_scale", state_scale)], optional=True)
     check_pool("state", state, "slots, nheads, dim, dstate")
     if state.dtype not in STATES:
@@ -118,7 +120,7 @@ def check_memory(
         _check_tensor(name, tensor, shape, dtype, state.device)
     check_cursors_of_slots(ring_start, prev_num_accepted_tokens, state)
     check_inner([("state", state)])
-    check_apart(memory.items())
+    check_apart(rings)
     if state.dtype in QUANTISED:
         if state_scale is None:
             refuse(
@@ -176,7 +178,7 @@ def check_rows(
     Raises:
         RefusedError: a packed batch that is not described, or an index tensor of another shape or dtype.
     """
-    check_tensors([("state", state), ("x", x)])
+    check_tensors([("x", x)])
     check_tensors([("cu_seqlens", cu_seqlens)], optional=True)
     if x.dim() != 4:
         refuse(f"x is {tuple(x.shape)}; expected [batch, T, nheads, dim], or [1, tokens, …] with cu_seqlens")
